@@ -32,16 +32,12 @@ def has_signal(group: Group, between: Between | None = None) -> bool:
     return informative(group.baseline, between)
 
 
-def range_filter(between: Between | None = None) -> FreshFilter:
+def range_filter(between: Between | None) -> FreshFilter:
     """Mode 1 of A.3, the paper's default. It drops the groups that are all right or all wrong (see `informative`)."""
-
-    def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
-        return [has_signal(group, between) for group in groups]
-
-    return keep
+    return lambda groups, rng: [has_signal(group, between) for group in groups]
 
 
-def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
+def gaussian_filter(mean: float, std: float) -> FreshFilter:
     """Mode 2 of A.3. It keeps a group with probability N(mu | mean, std^2) / N(mean | mean, std^2).
 
     All-right and all-wrong groups are always dropped, as the proof of Theorem A.2 (step 2) requires.
@@ -62,7 +58,7 @@ def uniform_filter(groups: Sequence[Group], rng: np.random.Generator) -> list[bo
     return [index in places for index in range(len(groups))]
 
 
-def top_p_filter(share: Fraction = Fraction(9, 10)) -> FreshFilter:
+def top_p_filter(share: Fraction) -> FreshFilter:
     """It keeps the fewest groups that together have at least `share` of the summed reward variance (arXiv 2604.06268).
 
     Of equal variances, of which small groups have many, the lower uid comes first. A group without variance is never
@@ -89,21 +85,3 @@ def top_p_filter(share: Fraction = Fraction(9, 10)) -> FreshFilter:
 def keep_all(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
     """No filter."""
     return [True] * len(groups)
-
-
-def make_filter(
-    name: str,
-    *,
-    mean: float = 0.5,
-    std: float = 0.2,
-    share: Fraction = Fraction(9, 10),
-    between: Between | None = None,
-) -> FreshFilter:
-    """The fresh filter called `name`, with those of the parameters that are its own. Another name is a KeyError."""
-    return {
-        "range": range_filter(between),
-        "gaussian": gaussian_filter(mean, std),
-        "uniform": uniform_filter,
-        "top_p": top_p_filter(share),
-        "none": keep_all,
-    }[name]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import compress
-from typing import Self
 
 import numpy as np
 
@@ -32,11 +31,6 @@ class Review:
     shifts: dict[Group, float]
     distances: dict[Group, float]
 
-    @classmethod
-    def empty(cls, batch: Batch, gap: Gap) -> Self:
-        """The review of a batch without groups."""
-        return cls(batch, [], 0, gap, 0.0, {}, {})
-
 
 def review(
     batch: Batch,
@@ -62,7 +56,7 @@ def review(
     """
     groups = [group for _, group in batch.with_sources()]
     if not groups:
-        return Review.empty(batch, gap)
+        return Review(batch, kept=[], nonfinite=0, gap=gap, rollout_shift=0.0, shifts={}, distances={})
     sizes = [group.size for group in groups]
     is_nonfinite = nonfinite(log_ratios, sizes)
     nonfinite_uids = {group.uid for group in compress(groups, is_nonfinite)}

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bapo_openrlhf.adapt import filters
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.filters import Between, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import Metric
 from bapo_openrlhf.adapt.rewards import as_fraction
@@ -201,7 +201,7 @@ class FilteredMethod(Method):
     gaussian_mean: float = 0.5
     gaussian_std: float = 0.2
     top_p_share: Fraction = Fraction(9, 10)
-    signal_between: Between | None = None
+    signal_between: filters.Between | None = None
 
     def __post_init__(self) -> None:
         for kind in type(self).__mro__:
@@ -216,13 +216,14 @@ class FilteredMethod(Method):
                 raise ValueError(f"{item.name} is {value}; it must be {allowed}")
         self.max_responses = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
-        self.fresh_filter = make_filter(
-            self.filter,
-            mean=self.gaussian_mean,
-            std=self.gaussian_std,
-            share=self.top_p_share,
-            between=self.signal_between,
-        )
+        fresh_filters: dict[str, filters.FreshFilter] = {
+            "range": filters.range_filter(self.signal_between),
+            "gaussian": filters.gaussian_filter(self.gaussian_mean, self.gaussian_std),
+            "uniform": filters.uniform_filter,
+            "top_p": filters.top_p_filter(self.top_p_share),
+            "none": filters.keep_all,
+        }
+        self.fresh_filter = fresh_filters[self.filter]
 
     def keeps(self, fresh: Sequence[Group]) -> list[bool]:
         """Which of the fresh groups pass the filter."""

@@ -61,7 +61,8 @@ class StoredSuccesses(FilteredMethod):
         """Only X1: fresh groups that the filter keeps. Some of them got a stored success."""
         groups, ages, failed = [], [], [self.has_failed(group) for group in fresh]
         for group, has_failed in zip(fresh, failed, strict=True):
-            successes = self._successes_of(group) if has_failed else []
+            stored = self.cache.groups(group.prompt) if has_failed else []
+            successes = [past.standalone(response) for past in stored for response in past.responses]
             if successes:
                 success = successes[self.rng.integers(len(successes))]
                 ages.append(step - group.weights_version_of(success))
@@ -80,6 +81,3 @@ class StoredSuccesses(FilteredMethod):
             **({"exchange/age_mean": float(np.mean(ages))} if ages else {}),
         }
         return batch
-
-    def _successes_of(self, group: Group) -> list[Response]:
-        return [past.standalone(response) for past in self.cache.groups(group.prompt) for response in past.responses]

@@ -9,8 +9,7 @@ PASS1 = re.compile(r"eval_(.+)_pass1")  # OpenRLHF's name of the mean reward of 
 
 def scores(row: Mapping[str, Any]) -> dict[str, float]:
     """The mean reward of each data set in a row of evaluations.jsonl."""
-    matches = {match[1]: value for name, value in row.items() if (match := PASS1.fullmatch(name))}
-    return {name: value for name, value in matches.items() if value is not None}
+    return {match[1]: value for name, value in row.items() if (match := PASS1.fullmatch(name)) and value is not None}
 
 
 def scores_in_words(row: Mapping[str, Any]) -> str:

@@ -100,7 +100,10 @@ def _watch(
         task = bar.add_task(title, total=total, note=note)
         if not console.is_terminal:
             print(f"{title}: {note}", file=terminal, flush=True)
-        for run, is_last in _looks(folder, stop):
+        run, is_last = Follower(folder), False
+        while not is_last:
+            is_last = stop.wait(0.5)  # once the run has ended, there is one look more
+            run.poll()
             rows = run.rows
             lines = {row["text"]: f"warning: {row['text']}" for row in run.warnings}
             lines |= {text: text for text in map(_held_out, run.evaluations)}
@@ -113,15 +116,6 @@ def _watch(
             if not console.is_terminal and (news >= every or (is_last and news > 0)):
                 printed_steps = len(rows)
                 print(f"{title}: step {printed_steps}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
-
-
-def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Follower, bool]]:
-    """What is known of a run twice a second, and whether this is the last look, because `stop` is set."""
-    follower, last = Follower(folder), False
-    while not last:
-        last = stop.wait(0.5)
-        follower.poll()
-        yield follower, last
 
 
 def _held_out(row: Mapping[str, Any]) -> str:

@@ -279,8 +279,8 @@ def mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def write_summary(directory: str | os.PathLike, summary: Mapping[str, Any]) -> Path:
-    return _write(Path(directory) / SUMMARY, summary)
+def write_summary(directory: str | os.PathLike, summary: Mapping[str, Any]) -> None:
+    _write(Path(directory) / SUMMARY, summary)
 
 
 def read_summary(directory: str | os.PathLike) -> dict[str, Any]:
@@ -334,13 +334,12 @@ def _git(*arguments: str) -> str | None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
+    return json.dumps(row) + "\n"
 
 
-def _write(path: Path, document: Mapping[str, Any]) -> Path:
+def _write(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(plain(path.name, document), indent=2, allow_nan=False) + "\n").encode())
-    return path
+    write_atomically(path, (json.dumps(plain(path.name, document), indent=2) + "\n").encode())
 
 
 def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
-def map_of(check: Check, key: Check = lambda _: True) -> Check:
-    """An object of any names, or of those that `key` allows."""
-    return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(check, value.values()))
-
-
 def anything(_value: Any) -> bool:
     return True
+
+
+def map_of(check: Check, key: Check = anything) -> Check:
+    """An object of any names, or of those that `key` allows."""
+    return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(check, value.values()))
 
 
 def fields(checks: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Check:

@@ -40,19 +40,18 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or used. The message names the file and the problem."""
 
 
-def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
-    """Write `state` to FOLDER/state.json and FOLDER/state.safetensors, and return both paths.
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` to FOLDER/state.json and FOLDER/state.safetensors.
 
     A state has dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy arrays and
     scalars, and torch tensors, with safetensors' dtypes in this machine's byte order. A TypeError names the place of
     anything else, such as a subclass: `groups[3].extras.x is of type set`.
     """
     encoder = _Encoder()
-    encoded = encoder.mapping(state)
-    paths = [folder / JSON_FILE, folder / TENSORS_FILE]
-    for path, content in zip(paths, (json.dumps(encoded).encode("ascii"), save_arrays(encoder.arrays)), strict=True):
-        write_atomically(path, content)
-    return paths
+    structure = json.dumps(encoder.mapping(state)).encode("ascii")
+    arrays = save_arrays(encoder.arrays)
+    write_atomically(folder / JSON_FILE, structure)
+    write_atomically(folder / TENSORS_FILE, arrays)
 
 
 def load_state(folder: Path) -> dict[str, Any]:

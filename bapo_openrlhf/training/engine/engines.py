@@ -50,8 +50,8 @@ def _weights_file(folder: str, rank: int) -> Path:
     return Path(folder) / f"rollout_weights_rank{rank}.safetensors"
 
 
-def _keep(worker: Any) -> int:
-    """Copy the worker's weights to host memory, and return the number of bytes there."""
+def _keep(worker: Any) -> None:
+    """Copy the worker's weights to host memory."""
     weights = _parameters(worker)
     copies = getattr(worker, "kept_weights", None)
     if copies is None:
@@ -60,7 +60,6 @@ def _keep(worker: Any) -> int:
         worker.kept_weights = copies
     for name, weight in weights.items():
         copies[name].copy_(weight)
-    return sum(weight.nbytes for weight in copies.values())
 
 
 def _restore(worker: Any) -> None:
@@ -267,9 +266,9 @@ class RolloutEngine(Engine):
         """Load a parcel of the actor's weights from memory of the same GPUs."""
         await self.llm.collective_rpc(borrow, args=(pieces, handles))
 
-    async def keep_weights(self) -> int:
-        """Keep a copy of its weights in host memory instead of those kept before, and return their bytes."""
-        return sum(await self.llm.collective_rpc(_keep))
+    async def keep_weights(self) -> None:
+        """Keep a copy of its weights in host memory instead of those kept before."""
+        await self.llm.collective_rpc(_keep)
 
     async def restore_weights(self, version: int) -> None:
         """Sample from the kept weights again, which are those of this version."""

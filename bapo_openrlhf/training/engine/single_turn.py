@@ -69,9 +69,8 @@ class SingleTurn(SingleTurnAgentExecutor):
                 answer = await judge(query, prompt, label, response)
             except Exception as error:
                 logger.info(f"no reward: {one_line(error)}")
-        reward, score = answer.get("rewards"), answer.get("scores")
         logs = answer.get("extra_logs") or {}
-        return {"reward": reward, "scores": reward if score is None else score, "extra_logs": logs}
+        return {"reward": answer.get("rewards"), "scores": answer.get("scores"), "extra_logs": logs}
 
     async def by_function(self, query: str, prompt: str, label: Any, response: str) -> dict[str, Any]:
         """What the reward function says. A pool needs no thread that waits for it."""

@@ -78,8 +78,7 @@ def set_advantages(
         elif log_ratio is None:
             sample.advantages, sample.returns = gae(sample.values, tokens, mask, discounts)
         else:
-            estimates = corrected_returns(sample.values, tokens, mask, log_ratio, discounts)
-            sample.advantages, sample.returns = estimates
+            sample.advantages, sample.returns = corrected_returns(sample.values, tokens, mask, log_ratio, discounts)
         sample.info["return"] = tokens.sum(dim=-1)
         sample.kl = None
     metrics = choose_baseline(samples, groups, args, monte_carlo, fresh) if critic and fresh is not None else {}

@@ -27,7 +27,6 @@ from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 
 INPUTS = ("sequences", "action_mask", "attention_mask")  # of a forward pass
 Places = list[int]  # positions of samples in a batch
-Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # (lengths, shares of ranks): parts of each share
 
 
 def ranks_of(workers: RayActorGroup) -> int:
@@ -74,7 +73,7 @@ def order_info(samples: Sequence[Experience]) -> None:
         sample.info = nothing | sample.info
 
 
-def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int) -> list[list[Experience]]:
+def dealt_batches(samples: Sequence[Experience], ranks: int, args: SimpleNamespace, pad: int) -> list[list[Experience]]:
     """Batches of the samples for each rank. All ranks have equally many batches, and some end with a filler."""
     lengths = list(map(length_of, samples))
     dealt = deal(lengths, ranks)
@@ -85,7 +84,7 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
             return samples[part[0]]
         return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
 
-    return [[batch(part) for part in share] for share in in_step(cut(lengths, dealt))]
+    return [[batch(part) for part in share] for share in in_step(forward_parts(args, lengths, dealt))]
 
 
 class DealtActorGroup(RayActorGroup):
@@ -169,9 +168,9 @@ def training_shares(
 class DealtBatch:
     """The samples of a batch for forward passes. What a model says of a sample comes back by the sample's position."""
 
-    def __init__(self, samples: Sequence[Experience], cut: Cut, pad: int) -> None:
+    def __init__(self, samples: Sequence[Experience], args: SimpleNamespace, pad: int) -> None:
         self.samples = [replace(sample, index=[place], info={}) for place, sample in enumerate(samples)]
-        self._cut, self._pad = cut, pad
+        self._args, self._pad = args, pad
         self._forward_batches: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and samples' positions
 
     def forward_batches(self, places: Places, workers: RayActorGroup) -> list[Experience]:
@@ -179,7 +178,7 @@ class DealtBatch:
         key = (ranks_of(workers), *places)
         if key not in self._forward_batches:
             samples = [self.samples[place] for place in places]
-            dealt = dealt_batches(samples, key[0], self._cut, self._pad)
+            dealt = dealt_batches(samples, key[0], self._args, self._pad)
             self._forward_batches[key] = [batch for rank_batches in dealt for batch in rank_batches]
         return self._forward_batches[key]
 

@@ -72,10 +72,6 @@ class Solutions:
         ids, start = self._tokens[name]
         return ids[start:]
 
-    def length(self, prompt: Prompt) -> int:
-        """Number of tokens of the prompt's solution."""
-        return len(self[prompt.id])
-
     def sample(self, prompt: Prompt, advantage: float = 0.0, *, like: Experience | None = None) -> Experience:
         """The demonstration of a prompt as a sample with a batch dimension of 1. Cross-entropy reads no advantage.
 
@@ -135,7 +131,7 @@ class Demonstrations:
         prompts = [each.prompt for each in batch.demonstrations] + batch.fine_tuned
         counts = {
             "demonstrations/trained": len(prompts),
-            "demonstrations/tokens": sum(map(self.solutions.length, prompts)),
+            "demonstrations/tokens": sum(len(self.solutions[prompt.id]) for prompt in prompts),
         }
         return counts if len(self.solutions) else {}
 

@@ -7,7 +7,6 @@ ones. A batch passes the experience maker in two halves, because its review come
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ from bapo_openrlhf.adapt.shift import TokenSums
 from bapo_openrlhf.adapt.staleness import nonfinite
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer.advantages import set_advantages
-from bapo_openrlhf.training.trainer.dealing import DealtBatch, Places, forward_parts
+from bapo_openrlhf.training.trainer.dealing import DealtBatch, Places
 from bapo_openrlhf.training.trainer.samples import sample_of
 
 
@@ -36,10 +35,6 @@ class SampleOrigin:
     on_policy: bool
     group: Group
     response: Response
-
-    def sample(self) -> Experience:
-        """The response as OpenRLHF's sample."""
-        return sample_of(self.group.prompt, self.response)
 
 
 def origins_of(batch: Batch, since: int) -> list[SampleOrigin]:
@@ -143,7 +138,7 @@ class ExperienceMaker:
         model passes it beside the actor.
         """
         reference = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
-        samples = [origin.sample() for origin in origins]
+        samples = [sample_of(origin.group.prompt, origin.response) for origin in origins]
         reference_model = self.reference if policies and with_reference else None
         self._pass(samples, reference, reference_model, policies=policies)
         log_ratios = np.zeros(len(origins))
@@ -176,8 +171,7 @@ class ExperienceMaker:
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
         masked = self._mask_moved(samples, loss_log_ratios)
         tokens = {source: source_tokens(source, samples, loss_log_ratios, origins) for source in SOURCES}
-        kept_tokens = passed.reference_kept
-        return BatchExperience(samples, origins, log_ratios, sums, kept_tokens, tokens, baseline, masked)
+        return BatchExperience(samples, origins, log_ratios, sums, passed.reference_kept, tokens, baseline, masked)
 
     @torch.no_grad()
     def for_critic(self, groups: Sequence[Group], since: int) -> list[Experience]:
@@ -225,7 +219,7 @@ class ExperienceMaker:
         policies: bool,
     ) -> None:
         """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""
-        dealt, train = DealtBatch(samples, partial(forward_parts, self.args), self.pad), self.args.train
+        dealt, train = DealtBatch(samples, self.args, self.pad), self.args.train
         beside_actor = train.colocate_all or train.colocate_actor_ref
         actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)

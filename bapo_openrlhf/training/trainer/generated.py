@@ -82,8 +82,7 @@ class GeneratedStep:
             options = {"first_uid": first_uid + len(generated.recorded), "reward_range": reward_range}
             groups = groups_of(usable_answers(answers), step=step, weights_version=weights_version, **options)
             (generated.fresh if source == "fresh" else generated.reevaluated).extend(groups)
-            usable = attrgetter("usable")
-            generated.recorded.extend(generated_groups(answers, source=source, usable=usable, **options))
+            generated.recorded.extend(generated_groups(answers, source=source, usable=attrgetter("usable"), **options))
         return generated
 
     @property

@@ -5,21 +5,19 @@ from typing import Any
 
 import numpy as np
 import ray
-from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.flags.sizes import left_over
-from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.trainer.critic import TOKENS
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
-from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
+from bapo_openrlhf.training.trainer.mended_trainer import Base, MendedTrainer
 from bapo_openrlhf.training.trainer.samples import answers_of
 
-Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
 
 
@@ -181,9 +179,8 @@ class RecordedPPOTrainer(MendedTrainer):
 
 def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
-    rated_groups = [group for group in groups if group.mean is not None]
-    equal_groups = [group for group in rated_groups if not group.has_signal]
-    right_count = sum(group.mean >= 1 for group in equal_groups if group.mean is not None)
+    equal_groups = [group for group in groups if group.mean is not None and not group.has_signal]
+    right_count = sum(group.mean >= 1 for group in equal_groups)
     return {
         "filtered/none_right": len(equal_groups) - right_count,
         "filtered/all_right": right_count,

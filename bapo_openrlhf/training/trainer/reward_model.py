@@ -7,13 +7,12 @@ generator hands over what it generated, while the engines sleep if they share GP
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
+from bapo_openrlhf.training.trainer.dealing import DealtBatch
 from bapo_openrlhf.training.trainer.run_state import RunState
 from bapo_openrlhf.training.trainer.samples import Answers, reward_of, sample_of
 
@@ -24,8 +23,7 @@ class RewardModel:
     """Gives samples their rewards, if the run has a reward model. Otherwise they have them already."""
 
     def __init__(self, args: SimpleNamespace, workers: Any, *, state: RunState, pad: int) -> None:
-        self.workers, self.state, self._pad = workers, state, pad
-        self._cut = partial(forward_parts, args)
+        self.args, self.workers, self.state, self._pad = args, workers, state, pad
         self._alone = args.train.colocate_all or args.train.colocate_critic_reward
         self._seconds = 0.0
 
@@ -45,7 +43,7 @@ class RewardModel:
             for response in each.responses
         }
         places = {key: place for place, key in enumerate(different)}
-        dealt = DealtBatch(list(different.values()), self._cut, self._pad)
+        dealt = DealtBatch(list(different.values()), self.args, self._pad)
         scores = dealt.ask(self.workers, inputs=INPUTS, alone=self._alone)()
         for each in answers:
             for number, response in enumerate(each.responses):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import ray
-from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.batch import Batch, without_silent
@@ -22,7 +21,7 @@ from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
-from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
 from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.trainer.critic import CRITIC_ONLY, TOKENS, CriticGroups, CriticPretraining
@@ -31,7 +30,7 @@ from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Soluti
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
 from bapo_openrlhf.training.trainer.fresh import OneRound, Rounds
 from bapo_openrlhf.training.trainer.generator import Generator
-from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
+from bapo_openrlhf.training.trainer.mended_trainer import Base, MendedTrainer
 from bapo_openrlhf.training.trainer.partial import InParts
 from bapo_openrlhf.training.trainer.probe import GradientProbe
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
@@ -41,7 +40,6 @@ from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.wire.packing import is_demonstration
 
-Base = plain_class(PPOTrainer)
 MOVES = {"actor_lr", "demonstrations/cross_entropy"}  # metrics of a step whose update moved the actor
 
 

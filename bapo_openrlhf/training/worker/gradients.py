@@ -13,25 +13,25 @@ Rows = Mapping[Hashable, Sequence[Experience]]
 
 
 def probe_gradients(
-    trainer: Any, pad: int, reference: Rows, groups: Rows, sources: Mapping[int, str]
+    trainer: Any, reference: Rows, groups: Rows, sources: Mapping[int, str]
 ) -> dict[Hashable, tuple[float, float]]:
     """Cosine with the reference and norm of the gradient of each group (by uid), and of the sum over each source.
 
     The reference has the halves 0 and 1. Under "halves" are their cosine and the norm of their sum. A cosine with a
     gradient of 0 is nan.
     """
-    first, second = (policy_gradient(trainer, reference[half], pad) for half in (0, 1))
+    first, second = (policy_gradient(trainer, reference[half]) for half in (0, 1))
     direction = first + second
     sums: dict[str, torch.Tensor] = {}
     alignments: dict[Hashable, tuple[float, float]] = {"halves": (cosine(first, second), float(direction.norm()))}
     for uid, rows in groups.items():
-        gradient = policy_gradient(trainer, rows, pad)
+        gradient = policy_gradient(trainer, rows)
         alignments[uid] = cosine(gradient, direction), float(gradient.norm())
         sums[sources[uid]] = sums.get(sources[uid], 0) + gradient
     return alignments | {source: (cosine(total, direction), float(total.norm())) for source, total in sums.items()}
 
 
-def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch.Tensor:
+def policy_gradient(trainer: Any, rows: Sequence[Experience]) -> torch.Tensor:
     """Gradient of OpenRLHF's policy loss, summed over samples; float32, shape (P,) for P trained parameters.
 
     KL loss and entropy are left out. So is DeepSpeed's engine, which would count this backward pass as one of training.
@@ -43,7 +43,7 @@ def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch
     actor.model = engine.module
     try:
         for start in range(0, len(rows), size):
-            samples = Experience.concat_experiences(rows[start : start + size], pad)
+            samples = Experience.concat_experiences(rows[start : start + size], trainer.tokenizer.pad_token_id)
             samples.to_device(torch.cuda.current_device())
             log_probs = actor(samples.sequences, samples.action_mask, attention_mask=samples.attention_mask)
             loss = trainer.actor_loss_fn(

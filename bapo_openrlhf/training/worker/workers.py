@@ -291,12 +291,11 @@ class PolicyWorker(_TrainingWorker, PlainPolicyWorker):
 
     def probe_gradients(self, **parts: Any) -> dict[Hashable, tuple[float, float]]:
         """See `gradients.probe_gradients`."""
-        return probe_gradients(self.trainer, self.trainer.tokenizer.pad_token_id, **parts)
+        return probe_gradients(self.trainer, **parts)
 
-    def gate_state(self) -> dict[str, Any] | None:
-        """State of the gate on reuse; None without one."""
-        gate = self.trainer.gate
-        return gate and gate.state_dict()
+    def gate_state(self) -> dict[str, Any]:
+        """State of the gate on reuse, which the run has."""
+        return self.trainer.gate.state_dict()
 
     def set_gate_state(self, state: dict[str, Any]) -> None:
         """Restore what `gate_state` returned."""

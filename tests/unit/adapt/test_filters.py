@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.filters import (
+    FreshFilter,
     gaussian_filter,
     has_signal,
     informative,
-    make_filter,
+    range_filter,
     top_p_filter,
     uniform_filter,
 )
+from bapo_openrlhf.methods import BAPO
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -59,7 +61,7 @@ class TestBetween:
         expected = low < average < high and min(rewards) < max(rewards)
         group = make_group([float(reward) for reward in rewards])
         assert has_signal(group, ends) is informative(group.rewards, ends) is expected
-        assert make_filter("range", between=ends)([group], generator()) == [expected]
+        assert range_filter(ends)([group], generator()) == [expected]
 
     def test_ends_are_the_numbers_that_were_written(self, make_group):
         group = make_group([0.0] * 7 + [1.0] * 3)
@@ -132,17 +134,22 @@ def test_top_p_is_the_smallest_subset_with_enough_variance(make_group, rights, m
     assert top_p_filter(share)(groups, generator()) == [uid in kept for uid in uids]
 
 
+def filter_of(name: str, **options: float) -> FreshFilter:
+    """The filter that a method takes by its name."""
+    return BAPO(capacity=1, group_size=8, filter=name, **options).fresh_filter
+
+
 def test_filters_have_names(make_group):
     groups = [make_group(right) for right in (0, 1, 4, 8)] * 5
-    assert make_filter("range")(groups, generator()) == [False, True, True, False] * 5
-    assert make_filter("none")(groups, generator()) == [True] * 20
-    assert sum(make_filter("uniform")(groups, generator())) == 12
-    narrow = make_filter("gaussian", mean=0.125, std=0.001)(groups, generator())
+    assert filter_of("range")(groups, generator()) == [False, True, True, False] * 5
+    assert filter_of("none")(groups, generator()) == [True] * 20
+    assert sum(filter_of("uniform")(groups, generator())) == 12
+    narrow = filter_of("gaussian", gaussian_mean=0.125, gaussian_std=0.001)(groups, generator())
     assert narrow == [False, True, False, False] * 5
     with pytest.raises(KeyError):
-        make_filter("median")
+        filter_of("median")
 
 
 @pytest.mark.parametrize("name", ["range", "gaussian", "uniform", "top_p", "none"])
 def test_no_groups_give_no_mask(name):
-    assert make_filter(name)([], generator()) == []
+    assert filter_of(name)([], generator()) == []

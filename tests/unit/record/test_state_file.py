@@ -350,10 +350,11 @@ def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", logged_fsync)
     monkeypatch.setattr(os, "replace", logged_replace)
+    save_state(tmp_path, SMALL)
     expected = []
-    for path in save_state(tmp_path, SMALL):
-        unfinished = f".{path.name}.unfinished"
-        expected += [("fsync", unfinished), ("replace", unfinished, path.name), ("fsync", tmp_path.name)]
+    for name in NAMES:
+        unfinished = f".{name}.unfinished"
+        expected += [("fsync", unfinished), ("replace", unfinished, name), ("fsync", tmp_path.name)]
     assert log == expected
 
 

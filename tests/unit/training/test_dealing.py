@@ -6,7 +6,6 @@ import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,6 @@ from bapo_openrlhf.training.trainer.dealing import (
     DealtActorGroup,
     DealtBatch,
     filler_of,
-    forward_parts,
     length_of,
 )
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
@@ -414,7 +412,7 @@ def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = N
         adapt=SimpleNamespace(micro_batch_tokens=None),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=tensor, packing_samples=tokens is not None),
     )
-    return DealtBatch([sample(*pair) for pair in lengths.items()], partial(forward_parts, args), PAD)
+    return DealtBatch([sample(*pair) for pair in lengths.items()], args, PAD)
 
 
 def asked(passed: DealtBatch, *models: Any) -> list[dict[int, torch.Tensor]]:

@@ -34,7 +34,7 @@ def test_which_solutions_can_be_used():
     )
     assert [text for text in ("a", "b", "c", "d", "efghij", "efghijk") if Prompt(text).id in known] == ["a", "efghij"]
     assert len(known) == 2
-    assert known.length(Prompt("a")) == 4  # the first solution counts, with its end
+    assert len(known[Prompt("a").id]) == 4  # the first solution counts, with its end
     assert Prompt("a", "another label").id not in known
 
 
@@ -92,7 +92,7 @@ def test_row_n_of_the_data_is_prompt_n(monkeypatch):
         rollout=SimpleNamespace(max_new_tokens=4),
     )  # fmt: skip
     known = Solutions.of(args, None, SimpleNamespace(prompts=["a", "b"], labels=["1", "2"]), Letters())
-    assert [known.length(Prompt(text, label)) for text, label in (("a", "1"), ("b", "2"))] == [3, 2]
+    assert [len(known[Prompt(text, label).id]) for text, label in (("a", "1"), ("b", "2"))] == [3, 2]
     assert len(known) == 2
 
 

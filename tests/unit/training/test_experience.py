@@ -5,7 +5,7 @@ import math
 import statistics
 from contextlib import contextmanager, nullcontext
 from fractions import Fraction as F
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ from bapo_openrlhf.adapt.monitor import Clip, first_update
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.training.trainer import experience as experience_module
 from bapo_openrlhf.training.trainer.advantages import Discounts, discounted_sums, gae, set_advantages
-from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
+from bapo_openrlhf.training.trainer.dealing import DealtBatch
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
     ExperienceMaker,
@@ -405,7 +405,7 @@ def passed(one: Experience) -> Experience:
 
 def by_the_models(self: ExperienceMaker, samples: list[Experience], known: object, **_: object) -> None:
     """The same, and actor and critic are asked."""
-    dealt = DealtBatch(list(map(passed, samples)), partial(forward_parts, self.args), self.pad)
+    dealt = DealtBatch(list(map(passed, samples)), self.args, self.pad)
     for name, model in {"action_log_probs": self.actor, "values": self.critic}.items():
         for place, row in dealt.ask(model)().items():
             setattr(samples[place], name, row.unsqueeze(0))

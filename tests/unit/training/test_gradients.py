@@ -57,7 +57,7 @@ class Actor(torch.nn.Module):
 def trainer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
     args = SimpleNamespace(train=SimpleNamespace(micro_batch_size=2), adapt=SimpleNamespace(veto_ratio=None))
-    created = SimpleNamespace(actor=Actor(), args=args)
+    created = SimpleNamespace(actor=Actor(), args=args, tokenizer=SimpleNamespace(pad_token_id=0))
     created.actor_loss_fn = PolicyLoss(0.2, 0.28)
     return created
 
@@ -106,7 +106,7 @@ def by_hand(actor, rows, ratio: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize(("count", "ratio"), [(1, 1.0), (5, 1.0), (4, 1.1)])
 def test_it_is_the_sum_over_tokens_with_their_ratio(trainer, count, ratio):
     rows = samples(trainer, count, seed=count, moved=math.log(ratio))
-    result = policy_gradient(trainer, rows, 0)
+    result = policy_gradient(trainer, rows)
     np.testing.assert_allclose(result.numpy(), by_hand(trainer.actor, rows, ratio), atol=1e-5)
     assert all(parameter.grad is None for parameter in trainer.actor.parameters()) and trainer.actor.training
 
@@ -115,7 +115,7 @@ def test_above_the_clip_nothing_pulls_up_any_more(trainer):
     far = samples(trainer, 4, seed=3, moved=math.log(2.0))
     for row in far:
         row.advantages = row.advantages.abs()
-    assert not policy_gradient(trainer, far, 0).any()
+    assert not policy_gradient(trainer, far).any()
 
 
 def test_cosines_and_norms_of_groups_sources_and_halves(trainer):
@@ -124,7 +124,7 @@ def test_cosines_and_norms_of_groups_sources_and_halves(trainer):
     for row in groups[8]:
         row.advantages = row.advantages * 0
     sources = {7: "fresh", 9: "fresh", 8: "replayed"}
-    actual = probe_gradients(trainer, 0, reference, groups, sources)
+    actual = probe_gradients(trainer, reference, groups, sources)
     halves = [by_hand(trainer.actor, reference[half]) for half in (0, 1)]
     gradients = {uid: by_hand(trainer.actor, rows) for uid, rows in groups.items()}
 
