@@ -474,11 +474,19 @@ def searches(root: Path, stages: Sequence[Stage]) -> pd.DataFrame:
             for rate, height in search.heights.items() if search.heights else ():
                 rows.append({
                     "stage": stage.name, "method": method, "rate": rate, "height": 100 * height,
-                    "": "taken" if rate == chosen_of(stage, search.heights) else "",
+                    "": taken(stage, search.heights, rate),
                     "runs": ", ".join(f"{100 * each:.1f}" for each in runs.get(rate, ())),
                     **({} if stage.by_mean else {"first rule": "taken" if rate == first else ""}),
                 })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def taken(stage: Stage, by_rate: Mapping[float, float], rate: float) -> str:
+    """Whether a search takes a rate, and, if it adds none, whether that is at an end of its grid."""
+    if rate != chosen_of(stage, by_rate):
+        return ""
+    at_end = stage.by_mean and rate in (stage.grid[0], stage.grid[-1])
+    return "taken, at an end of the grid" if at_end else "taken"
 
 
 def ended_before(records: Records) -> pd.DataFrame:

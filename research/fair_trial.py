@@ -41,13 +41,13 @@ from decision_stages import EXPLAINED, best_method, explained, stage_of, stages_
 from dose import weighted
 from folders import DOCS_IMAGES
 from kept_records import folder_of, keep_all
-from replay_map import SHARES, optimizer_steps, priced
+from replay_map import GENERATED, SHARES, optimizer_steps, priced
 from scipy import stats
 
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
-from bapo_openrlhf.workbench.study.data import TRIPPED, Results, StudyRun
+from bapo_openrlhf.workbench.study.data import TRIPPED, UPDATE_TOKENS, Results, StudyRun
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
 DRAWS = 99_999  # permutations, if there are more
@@ -59,9 +59,9 @@ BEST = "best replay"  # stands for the replay method that the search found to be
 BETTER = "better critic"  # stands for the one of CRITICS whose runs are the highest, by their mean
 CRITICS = ("generated", "grouped")
 CHOICES = {BETTER: len(CRITICS)}  # p is multiplied by the number of arms from which the better one was chosen
-BASELINES = {
-    "recipe": "plain", "shape": "filter_only", "price": "four_epochs", "smollm2": "plain", "critic_arms": "today",
-    "prefixes": "wide", "gate": "four_epochs",
+BASELINES = {  # the arms over which the page has the gains of the others
+    "recipe": ["plain"], "shape": ["filter_only", "matched"], "price": ["four_epochs", "two_epochs"],
+    "smollm2": ["plain"], "critic_arms": ["today"], "prefixes": ["wide"], "gate": ["four_epochs"],
 }  # fmt: skip
 # Titles of the pages, and the names of their files and designs.
 PAGES = {
@@ -278,7 +278,7 @@ def gains(results: Results, baseline: str, units: pd.DataFrame) -> pd.DataFrame:
 def gains_by_share(results: Results, baseline: str) -> pd.DataFrame:
     """Each arm minus a baseline, by the share of generation in a step of GRPO. Nothing is claimed from it."""
     rows = []
-    for arm, share in product(others(results, baseline), SHARES[::5]):
+    for arm, share in product(others(results, baseline), sorted({*SHARES[::5], EXPENSIVE})):
         if both := samples(results, arm, baseline, f"share {share}", pd.DataFrame()):
             rows.append({"label": results.labels[arm], "share": share, **gain_of(both)})
     return pd.DataFrame(rows)
@@ -293,25 +293,32 @@ def batches(results: Results) -> pd.DataFrame:
     """What the batches of each arm held, means over its runs.
 
     Returns:
-        A row for each arm: label; responses and updates (optimizer steps) of a run; groups of a trainer step;
-        the shares of X2, X3 and groups with a prefix in these, in per cent; steps from a prompt's last failure to its
-        X2; the age of X3, in steps; the TV distances of fresh groups, X2 and X3 from today's policy, each group counted
-        once; and the share of the steps whose reuse a gate has ended, in per cent. Without any group with a prefix or
-        any such step, their columns are left out.
+        A row for each arm: label; responses and updates (optimizer steps) of a run; the updates up to as many responses
+        as all arms have; train.batch_size; tokens trained on for a generated one; groups of a trainer step; the shares
+        of X2, X3 and groups with a prefix in these, in per cent; steps from the last group of a prompt to its X2; the
+        age of X3, in trainer steps and in optimizer steps; the TV distances of fresh groups, X2 and X3 from today's
+        policy, each group counted once; and the share of the steps whose reuse a gate has ended, in per cent. Without
+        any group with a prefix or any such step, their columns are left out.
     """
     rate = optimizer_steps(results).set_index("label")["optimizer_steps"]
+    least = results.numbers["rollouts"].min()
     rows = []
     for arm in results.arms:
         steps, label = results.steps[results.steps["arm"] == arm.name], results.labels[arm.name]
         sources = ("fresh", "reevaluated", "replayed", "prefixed")
         x1, x2, x3, prefixed = (steps[f"groups/{source}"].fillna(0) for source in sources)
         runs, trained = len(results.by_arm[arm.name]), (x1 + x2 + x3 + prefixed).sum()
-        responses = steps["rollouts/step"].sum() / runs
+        responses, age = steps["rollouts/step"].sum() / runs, weighted(steps, "staleness/replayed_steps_mean", x3)
+        updates, last = rate[label] * responses / 1000, steps.groupby("seed")[[UPDATE_TOKENS, GENERATED]].last().sum()
         rows.append({
-            "label": label, "responses": responses, "updates": rate[label] * responses / 1000,
+            "label": label, "responses": responses, "updates": updates,
+            "updates, equal responses": rate[label] * least / 1000,
+            "batch size": results.by_arm[arm.name][0].run.config["train.batch_size"],
+            "trained, per token": last[UPDATE_TOKENS] / last[GENERATED],
             "groups": trained / len(steps), "X2, %": 100 * x2.sum() / trained, "X3, %": 100 * x3.sum() / trained,
             "with a prefix, %": 100 * prefixed.sum() / trained,
-            "wait of X2": waits(results, arm.name), "age of X3": weighted(steps, "staleness/replayed_steps_mean", x3),
+            "wait of X2": waits(results, arm.name), "age of X3": age,
+            "age of X3, updates": age * updates * runs / len(steps),
             "TV X1": weighted(steps, "tv/fresh", x1), "TV X2": weighted(steps, "tv/reevaluated", x2),
             "TV X3": weighted(steps, "tv/replayed", x3),
             "ended by the gate, %": 100 * (steps.reindex(columns=[TRIPPED])[TRIPPED] > 0).mean(),
@@ -376,12 +383,13 @@ def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:
     for stage in stages:
         if trial == "critic" and not (table := known(records, stage.name)).empty:
             tables[f"What the critic explains ({stage.name})"] = table
-    for stage, baseline in BASELINES.items():
+    for stage, baselines in BASELINES.items():
         if stage_of(stage).trial != trial or not over(records, stage) or (results := records.results(stage)) is None:
             continue
-        than = next(arm.name for arm in results.arms if arm.method == baseline)
-        tables[f"Gain over {results.labels[than]} ({stage})"] = gains(results, than, units_of(records, stage))
-        tables[f"The same by the share of generation ({stage})"] = gains_by_share(results, than)
+        for than in (arm.name for arm in results.arms if arm.method in baselines):
+            label = results.labels[than]
+            tables[f"Gain over {label} ({stage})"] = gains(results, than, units_of(records, stage))
+            tables[f"Gain over {label} by the share of generation ({stage})"] = gains_by_share(results, than)
         tables[f"Batches ({stage})"] = batches(results)
         tables[f"Updates ({stage})"] = updates(results)
         tables[f"Machines ({stage})"] = machines(records, stage)

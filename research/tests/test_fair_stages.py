@@ -5,6 +5,7 @@ import decision_stages as stages
 import mixed_sums
 import numpy as np
 import pytest
+from decision import taken
 from made_runs import MADE, flag, write_run, write_stage
 
 RATES = {"filter_only": 1e-4, "wide": 5e-5, "matched": 1e-4}
@@ -41,6 +42,12 @@ def test_a_rate_is_the_highest_mean_of_three_kept_runs(tmp_path):
     assert {(run.arm.method, run.seed) for run in made} >= {("wide_0.0001", seed) for seed in (417, 418, 419)}
     assert len(made) == 3 * 3 * 3
     assert set(stages.chosen_rates(stages.stage_of("shape_rates"), tmp_path).values()) == {1e-4}
+
+
+def test_the_page_says_if_a_rate_is_at_an_end_of_its_grid():
+    stage, by_rate = stages.stage_of("shape_rates"), {2e-5: 0.1, 5e-5: 0.3, 1e-4: 0.2}
+    assert [taken(stage, by_rate, rate) for rate in by_rate] == ["", "taken", ""]
+    assert taken(stage, by_rate | {1e-4: 0.4}, 1e-4) == "taken, at an end of the grid"
 
 
 def test_the_arm_with_as_many_updates(tmp_path):

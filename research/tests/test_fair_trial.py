@@ -233,6 +233,8 @@ def test_what_the_batches_held(tmp_path):
     assert row["age of X3"] == pytest.approx((1 + 2 * 3) / 3) and row["TV X3"] == pytest.approx((0.2 + 2 * 0.4) / 3)
     assert row["TV X1"] == pytest.approx((4 * 0.1 + 8 * 0.2) / 12) and row["TV X2"] == 0.05
     assert row["wait of X2"] == 3 and row["groups"] == 4 and row["updates"] == STEPS
+    assert row["age of X3, updates"] == row["age of X3"]  # one update in a step
+    assert row["updates, equal responses"] == STEPS and row["trained, per token"] == pytest.approx(400 / 500)
 
 
 def test_what_a_comparison_can_see_is_found_in_80_of_100_draws():
