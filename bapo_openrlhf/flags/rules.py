@@ -153,6 +153,9 @@ OPTIONS = [
            "optimizer to the host", _without_zero),
     beside("ds.adam_offload", "ds.zero_stage", "be in [1, 3], because DeepSpeed keeps only the optimizer of ZeRO on "
            "the host", _without_zero),
+    beside("ds.tensor_parallel_size", "ds.zero_stage", "be below 3, because DeepSpeed cannot divide layers whose "
+           "weights ZeRO has divided before", lambda f: f["ds.zero_stage"] == 3,
+           when=lambda f: f["ds.tensor_parallel_size"] > 1),
     beside(SUM, "ds.zero_stage", "be in [1, 3], because without ZeRO DeepSpeed adds up gradients only in bf16",
            _without_zero, when=lambda f: f[SUM] not in (None, "bf16", "bfloat16")),
     beside(SUM, "ds.zero_stage", "be 2 or 3 without ds.adam_offload, because the optimizer that DeepSpeed takes in "

@@ -224,7 +224,7 @@ class RolloutEngine(Engine):
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """vLLM's last output for a prompt. If that is faster, it makes no other, because an executor reads no other."""
         if not self.faster:
-            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+            return await super().generate(prompt_token_ids, self._allowed(sampling_params), multi_modal_data)
         last = None
         outputs = self.outputs(
             prompt_token_ids, sampling_params, multi_modal_data, output_kind=RequestOutputKind.FINAL_ONLY
@@ -244,7 +244,7 @@ class RolloutEngine(Engine):
         prompt = TokensPrompt(prompt_token_ids=tokens)
         if images:
             prompt["multi_modal_data"] = images
-        params = deepcopy(sampling_params)  # vLLM adds to its sets
+        params = self._allowed(sampling_params)
         for name, value in changes.items():
             setattr(params, name, value)
         # Of one turn, only tokens and their own log-probs are read. Stop strings and a user's executor may need text.
@@ -253,6 +253,16 @@ class RolloutEngine(Engine):
             if params.logprobs is not None:
                 params.logprobs, params.flat_logprobs = 0, True
         return self.llm.generate(prompt, params, request_id=uuid.uuid4().hex)
+
+    def _allowed(self, sampling_params: Any) -> Any:
+        """A copy of the parameters. No response has a token that stands for a part of an image or of a video.
+
+        The actor would look for that image, and its forward pass would fail.
+        """
+        params = deepcopy(sampling_params)  # vLLM adds to its sets
+        if self._mm_pad_token_ids:
+            params.logit_bias = dict.fromkeys(self._mm_pad_token_ids, -100.0)  # the least that vLLM takes
+        return params
 
     def reward_failures(self) -> Failures:
         """The failed calls of the reward function or the agent so far. An agent without limits ends the run instead."""

@@ -80,11 +80,19 @@ def _say_no_places(model: Any, ids: list[int]) -> None:
 
 def changed_weights(before: Path, after: Path) -> bool:
     """Whether any tensor of a saved model, or of its adapter, is another one than in the model before."""
-    from safetensors.torch import load_file
-
-    old = {name: tensor for file in before.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    new = {name: tensor for file in after.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    old, new = tensors_of(before), tensors_of(after)
     return any(
         bool((tensor != old[name]).any()) if name in old else "lora_B" in name and bool(tensor.any())
         for name, tensor in new.items()
     )
+
+
+def tensors_of(folder: Path) -> dict[str, Any]:
+    """The tensors of a saved model, or of its adapter. OpenRLHF writes an adapter with torch under ZeRO-3."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for file in folder.glob("adapter_model.bin"):
+        tensors |= torch.load(file, map_location="cpu", weights_only=True)
+    return tensors

@@ -275,6 +275,7 @@ TOGETHER = rows_of("""
     actor.optim=muon
     algorithm=ba_ppo | critic.optim=muon
     ds.tensor_parallel_size=4 | actor.num_gpus_per_node=2
+    ds.tensor_parallel_size=2 ds.zero_stage=3
     ref.num_gpus_per_node=3 | ds.tensor_parallel_size=2
     algorithm=grpo @model | ds.tensor_parallel_size=2 reward.num_gpus_per_node=3
     algorithm=ba_ppo | ds.tensor_parallel_size=2 critic.num_gpus_per_node=1

@@ -46,6 +46,16 @@ def ask(executor, *, faster=True, **sampling):
     return asked
 
 
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("pads", [None, set(), {7, 8}])
+def test_no_response_has_a_part_of_an_image(pads, faster):
+    engine = object.__new__(RolloutEngine)
+    engine.executor, engine.faster, engine._mm_pad_token_ids, engine.llm = OwnExecutor(), faster, pads, Llm()
+    asyncio.run(engine.generate([1, 2], SamplingParams()))
+    ((_, params, _),) = engine.llm.asked
+    assert params.logit_bias == ({7: -100, 8: -100} if pads else None)
+
+
 @pytest.mark.parametrize("images", [None, {"image": ["a picture", "another"]}])
 @pytest.mark.parametrize("pads", [None, set(), {7, 8}])
 def test_vllm_gets_the_prompt_that_openrlhf_gives_it(images, pads):

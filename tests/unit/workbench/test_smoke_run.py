@@ -7,11 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import main
 from bapo_openrlhf.record.run_record import read_metrics
-from bapo_openrlhf.workbench.smoke import run, stages
+from bapo_openrlhf.workbench.smoke import model, run, stages
 
 HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parents[2] / "configs" / "bapo_grpo_countdown_qwen2.5_math_1.5b.yaml"
@@ -129,3 +131,15 @@ def test_nothing_is_left_of_a_smoke_run_that_is_told_to_end(smoke, monkeypatch):
     assert smoke()[0] == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
     assert len(marks) == 1 and not stages.survivors(marks[0])
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_an_adapter_that_torch_wrote_counts(tmp_path, learned):
+    """OpenRLHF writes it so under ZeRO-3."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    for folder in (before, after):
+        folder.mkdir()
+    save_file({"weight": torch.ones(2)}, before / "model.safetensors")
+    factors = {"weight.lora_A": torch.ones(2), "weight.lora_B": torch.full((2,), float(learned))}
+    torch.save(factors, after / "adapter_model.bin")
+    assert model.changed_weights(before, after) is learned
