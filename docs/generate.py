@@ -196,8 +196,8 @@ refused.
 that was trained on, which the filter and the replay change. `reward/fresh_mean` says how good the policy is.
 
 **Before the first update.** `tv/*`, `importance/*`, `theory/*`, `clip/*`, `advantage/*` and `value/*` use the policy
-and the critic that the step starts from. So `tv/fresh` right after a sync and `tv/reevaluated` only show the difference
-between engine and actor.
+and the critic that the step starts from. So `tv/fresh` right after a sync only shows the difference between engine and
+actor, and so does `tv/reevaluated` without `--train.async_enable`.
 
 **`clip/SOURCE`** treats all tokens of the step as if they were in its first optimizer step. If a step has several, the
 policy moves between them, which `ppo_clip_ratio` includes. rho is pi_today / pi_old with the loss's own old log-probs.

@@ -47,7 +47,8 @@ from scipy import stats
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
-from bapo_openrlhf.workbench.study.data import TRIPPED, UPDATE_TOKENS, Results, StudyRun
+from bapo_openrlhf.workbench.report.runs import TRIPPED
+from bapo_openrlhf.workbench.study.data import UPDATE_TOKENS, Results, StudyRun
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
 DRAWS = 99_999  # permutations, if there are more

@@ -31,14 +31,13 @@ from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
-from bapo_openrlhf.workbench.report.runs import read_run
+from bapo_openrlhf.workbench.report.runs import TRIPPED, read_run
 from bapo_openrlhf.workbench.study.data import (
     ALL_SECONDS,
     DEMONSTRATIONS,
     PLAIN,
     ROLLOUTS,
     RUN,
-    TRIPPED,
     UPDATE_TOKENS,
     Results,
     StudyRun,

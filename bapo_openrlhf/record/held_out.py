@@ -27,5 +27,6 @@ def change_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     if first["step"] == last["step"]:
         return f"{scores_in_words(last)} (step {last['step']})"
     begin = scores(first)
-    changes = [f"{name} {begin[name]:.3f} to {end:.3f}" for name, end in scores(last).items() if name in begin]
+    changes = [f"{name} {begin[name]:.3f} to {end:.3f}" if name in begin else f"{name} {end:.3f}"
+               for name, end in scores(last).items()]  # fmt: skip
     return f"{', '.join(changes)} (steps {first['step']} to {last['step']})"

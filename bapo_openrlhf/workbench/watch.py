@@ -92,13 +92,14 @@ def _state(seen: Seen) -> Text:
         return Text("silent", style=WARNING)
     if not seen.rows:
         return Text("starting" if seen.run else "no run here yet")
-    if seen.total is not None and len(seen.rows) >= seen.total:
+    if seen.total is not None and seen.rows[-1]["step"] >= seen.total:
         return Text("finishing")
     return Text("running", style="bold")
 
 
 def _progress(seen: Seen, width: int) -> Text:
-    done, total, step_seconds = len(seen.rows), seen.total, seen.step_seconds
+    done = seen.rows[-1]["step"] if seen.rows else 0
+    total, step_seconds = seen.total, seen.step_seconds
     words = f"{done}{'' if total is None else f'/{total}'} steps"
     seconds = _sum(seen.rows, "timing/step_total")
     if seen.how is not None and seconds:
@@ -194,9 +195,7 @@ def _sums_in_words(rows: Sequence[Mapping[str, Any]], prefix: str, names: Sequen
 def _numbers(seen: Seen, width: int) -> list[Text]:
     row, recent = seen.rows[-1], seen.recent
     seconds = _sum(recent, "timing/step_total")
-    before = seen.rows[-RECENT - 1].get("rollouts/total") if len(seen.rows) > RECENT else None
-    responses = (row.get("rollouts/total") or 0) - (before or 0)
-    counts = {"responses": responses, "tokens": _sum(recent, "tokens/generated")}
+    counts = {"responses": _sum(recent, "rollouts/step"), "tokens": _sum(recent, "tokens/generated")}
     phases = phase_seconds(recent)
     phases.pop("step_total", None)
     weights = row.get("staleness/rollout_policy")

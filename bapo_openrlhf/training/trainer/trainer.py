@@ -130,8 +130,9 @@ class AdaptedPPOTrainer(MendedTrainer):
         start = time.perf_counter()
         self._sync(reviewed.rollout_shift)
         state.weights_since = state.step if MOVES & status.keys() else state.weights_since
+        timing["timing/broadcast"] = time.perf_counter() - start
         if "timing/ppo_train" in status:
-            timing |= {"timing/make_experience": seconds, "timing/broadcast": time.perf_counter() - start}
+            timing["timing/make_experience"] = seconds
         # Every group that was generated ends in exactly one counted state.
         status |= critic_metrics | timing | self.demonstrations.metrics(reviewed.batch)
         status |= self.accounts.settle(step, generated, rollout, reviewed)
@@ -174,8 +175,10 @@ class AdaptedPPOTrainer(MendedTrainer):
         if self.critic_groups.samples:
             with timed(status, "timing/ppo_train"):
                 status |= self.ppo_train(CRITIC_ONLY)
-        else:
-            status |= (self.ppo_train(global_step) if samples else {}) | self.demonstrations.fine_tune(batch)
+        elif samples or batch.fine_tuned:
+            with timed(status, "timing/ppo_train"):
+                status |= self.ppo_train(global_step) if samples else {}
+                status |= self.demonstrations.fine_tune(batch)
         if not MOVES & status.keys():
             self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
             status["skipped_update"] = 1

@@ -84,7 +84,7 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     for settings, values in zip((a, b), both, strict=True):
         for name in a["benchmarks"].keys() & b["benchmarks"].keys():
             benchmark = settings["benchmarks"][name]
-            values[f"{name}, reward file"] = f"{benchmark.get('reward')} ({str(benchmark.get('reward_sha256'))[:8]})"
+            values[f"{name}, content of the reward file"] = str(benchmark.get("reward_sha256"))[:8]
             values[f"{name}, reward range"] = " ".join(map(str, benchmark.get("reward_range", UNIT)))
     of_a, of_b = both
     names = [name for name in of_a if name != "seed" and of_a[name] != of_b.get(name)]

@@ -29,6 +29,7 @@ def write(
     for benchmark in benchmarks:
         rows = store.read_rows(request.out, benchmark.name)
         finished = [rows[problem.id] for problem in benchmark.problems if problem.id in rows]
+        scores = estimators.scores_of(finished, benchmark.reward_range)
         seed = [request.sampling.seed, zlib.crc32(benchmark.name.encode())]
         metrics, means[benchmark.name] = estimate(finished, request.ks, seed, benchmark.reward_range)
         entries[benchmark.name] = {
@@ -39,6 +40,7 @@ def write(
             "left_out": [problem for name, problem in too_long if name == benchmark.name],
             "responses": len(finished) * request.sampling.runs,
             "unjudged": sum(failure is not None for row in finished for failure in row["failures"]),
+            "outside": int(((scores < 0) | (scores > 1)).sum()),
             "text_as_is": all(row["prompt"] == row["input"] for row in finished),
             "reward_range": [str(end) for end in benchmark.reward_range],
             "metrics": metrics,
@@ -152,6 +154,9 @@ def _notes(results: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
             yield f"{title}: only the first {entry['problems'] + left_out} of {entry['in_file']} problems"
         if entry["unjudged"]:
             yield f"{title}: {entry['unjudged']} of {entry['responses']} responses unjudged, counted as wrong"
+        if entry["outside"]:
+            ends = " to ".join(entry["reward_range"])
+            yield f"{title}: {entry['outside']} rewards are not in {ends}; --reward-range LOW HIGH gives their range"
         if entry["text_as_is"]:
             yield f"{title}: prompts are the problems' text as it is, without a chat template"
 

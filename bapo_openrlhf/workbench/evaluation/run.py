@@ -15,6 +15,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import judge_digest
+from bapo_openrlhf.tasks.task import texts_of
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.workbench.evaluation import generate, problems, results, store
 from bapo_openrlhf.workbench.evaluation.estimators import scores_of
@@ -165,6 +166,8 @@ def _ask(
             key, responses, futures = judging.popleft()
             problem, judge = problems[key], judges[files[key[0]]]
             scores, failures = zip(*(future.result() for future in futures), strict=True)
+            queries, written = zip(*((response.query, response.text) for response in responses), strict=True)
+            texts = texts_of(queries, [prompts[key].text] * len(responses), written)
             row = {
                 "id": problem.id,
                 "input": problem.input,
@@ -173,7 +176,7 @@ def _ask(
                 "responses": [response.text for response in responses],
                 "scores": scores,
                 "failures": failures,
-                "answers": [judge.answer(response.text) for response in responses] if judge.answers else None,
+                "answers": [judge.answer(text) for text in texts] if judge.answers else None,
                 "tokens": [response.tokens for response in responses],
                 "truncated": [response.truncated for response in responses],
             }

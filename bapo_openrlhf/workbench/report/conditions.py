@@ -12,8 +12,8 @@ CONSTANTS = ("theory/k1", "theory/k2", "theory/k3")
 
 
 def conditions(run: Run) -> list[Condition]:
-    """The conditions and whether they held; empty if the record has no constants K1..K3."""
-    if not any(constant in row for row in run.rows for constant in CONSTANTS):
+    """The conditions and whether they held; empty if no step has a number for K1..K3, which covered methods have."""
+    if not any(is_number(row.get(constant)) for row in run.rows for constant in CONSTANTS):
         return []
     return [
         _rewards(run),
@@ -85,8 +85,10 @@ def _x2_policy(run: Run) -> Condition:
     distances = run.curve("tv/reevaluated")
     if distances.empty:
         return Condition(what, None, "no step trained on X2")
+    shifts = run.curve("shift/reevaluated")  # exactly 0 if it was
+    wrong = [int(step) for step in shifts.index[shifts > 0]]
     most = f"engine and actor differ by a mean distance of at most {distances.max():.3g}"
-    return Condition(what, True, f"by construction; {most}")
+    return Condition(what, not wrong, most, wrong)
 
 
 def _constants(run: Run) -> Condition:

@@ -6,6 +6,7 @@ errors. The error comes from the changes of the reward from step to step, so a t
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.outcome import nothing_trained
@@ -73,7 +74,7 @@ def _smoothed_noise(run: Run) -> float:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    if other := [name for name in differing([run.config for run in runs if run.config]) if name in TASK]:
+    if other := differing(_tasks(runs)):
         return f"The runs have different tasks (--{', --'.join(other)}), so their rewards are not compared."
     curves = [smoothed(run.curve(REWARD)) for run in runs]
     for run, curve in zip(runs, curves, strict=True):
@@ -95,6 +96,14 @@ def _comparison(runs: Sequence[Run]) -> str:
         f"{first.name} reached a mean reward of {level:.3g} {'; '.join(parts)}. {level:.3g} is the highest smoothed "
         f"reward that every run reached.{lengths}"
     )
+
+
+def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What each run learned from: digests of the contents, or their names if one of the records has no digests."""
+    known = [run for run in runs if run.config]
+    has_digests = all("inputs" in run.metadata for run in known)
+    sources = [run.metadata["inputs"] if has_digests else run.config for run in known]
+    return [{name: source.get(name) for name in TASK} for source in sources]
 
 
 def _share(

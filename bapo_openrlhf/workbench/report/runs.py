@@ -16,6 +16,7 @@ from bapo_openrlhf.record import shapes
 from bapo_openrlhf.workbench.pages.text import is_number
 
 Row = Mapping[str, Any]
+TRIPPED = "reuse/tripped_share"  # 1 / n if a gate left out the n-th optimizer step of a batch and those after it
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,14 @@ def read_run(folder: Path) -> Run:
         )
     name = str(metadata.get("name") or folder.resolve().name)
     return Run(name, rows, metadata, groups_frame(groups), answers, summary, evaluations)
+
+
+def tokens_spared(steps: pd.DataFrame, epochs: float | np.ndarray, batch_size: float | np.ndarray) -> pd.Series:
+    """Tokens that the actor did not train on in each step, because a gate ended the reuse of the batch (TRIPPED).
+
+    The pass of the optimizer step that was left out was made. `epochs` and `batch_size` are those of the run or of each
+    step.
+    """
+    made = 1 / steps[TRIPPED].where(steps[TRIPPED] > 0)  # optimizer steps with the last one
+    of_epoch = np.ceil(steps.reindex(columns=["responses/trained", "responses/skipped"]).sum(axis=1) / batch_size)
+    return (steps["tokens/trained"] * (epochs - made / of_epoch)).fillna(0.0)

@@ -9,7 +9,7 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, S
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, number
 from bapo_openrlhf.workbench.report.figures import Comparison
-from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.report.runs import TRIPPED, Run, tokens_spared
 
 ALL_SECONDS = "time of all steps"
 
@@ -24,7 +24,7 @@ def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: s
 def overview(page: Comparison) -> Table:
     facts: dict[str, Callable[[Run], Any]] = {
         "algorithm": lambda run: run.fact("algorithm"),
-        "seed": lambda run: run.fact("seed"),
+        "seed": lambda run: value_in_words(run.fact("seed")),
         "trainer steps": _progress,
         "reward, first steps": lambda run: end_means(run.curve(REWARD))[0],
         "reward, last steps": lambda run: end_means(run.curve(REWARD))[1],
@@ -40,8 +40,8 @@ def _progress(run: Run) -> str:
 
 
 def _capacity_used(run: Run) -> str | None:
-    capacity = run.total("groups/capacity")
-    return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / capacity:.0%}" if capacity else None
+    shares = run.curve("groups/capacity_used")
+    return None if shares.empty else f"{shares.mean():.0%}"
 
 
 def _gap(run: Run) -> str | None:
@@ -96,12 +96,15 @@ def cost_of(run: Run) -> dict[str, float | None]:
     """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it."""
     totals = ("rollouts/total", "tokens/generated_total", "tokens/trained_total")
     responses, generated, trained = (next(reversed(run.curve(total).to_list()), None) for total in totals)
-    epochs = run.config.get("train.max_epochs") or 1
+    epochs, size = (run.config.get(name) or 1 for name in ("train.max_epochs", "train.batch_size"))
+    if trained is not None:
+        spared = tokens_spared(run.metrics, epochs, size).sum() if TRIPPED in run.metrics else 0.0
+        trained = (trained + run.total("demonstrations/tokens")) * epochs - spared
     return {
         "trainer steps": len(run.rows),
         "responses generated": responses,
         "tokens generated": generated,
-        "tokens trained on": None if trained is None else (trained + run.total("demonstrations/tokens")) * epochs,
+        "tokens trained on": trained,
         "groups trained on": round(sum(run.total(f"groups/{source}") for source in SOURCES)),
         ALL_SECONDS: phase_seconds(run.rows).get("step_total"),
     }
@@ -168,6 +171,8 @@ def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
 
 
 def value_in_words(value: Any) -> str:
+    if value is None:
+        return "–"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -19,7 +19,7 @@ from bapo_openrlhf.record.shapes import number
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
 from bapo_openrlhf.workbench.report.accuracy import hard_prompts
-from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.report.runs import TRIPPED, Run, tokens_spared
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 
 PLAIN = "plain"  # the method that is the baseline of its path
@@ -29,14 +29,13 @@ FIRST_COLUMNS = ["method", "path", "label", "seed", "step", "done"]  # the colum
 ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
 DEMONSTRATIONS = "demonstrations/tokens"  # of worked solutions that a step trains on, which TOKENS_TRAINED lacks
 CRITIC = "tokens/critic"  # that the critic of a step trains on; an older record does not have them
-TRIPPED = "reuse/tripped_share"  # 1 / n if a gate left out the n-th optimizer step of a batch and those after it
 # Running total of tokens trained on: with those of worked solutions and of the critic, and each epoch counted. If a
 # gate has ended the reuse of a batch, the epochs of the actor are counted as far as they were made.
 UPDATE_TOKENS = "cost/updated"
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
 STEP_METRICS = (
-    *(REWARD, ROLLOUTS, TOKENS_TRAINED, ALL_SECONDS, "groups/capacity"),
+    *(REWARD, ROLLOUTS, TOKENS_TRAINED, ALL_SECONDS, "groups/capacity_used"),
     *(f"groups/{source}" for source in SOURCES),
 )  # metrics that have a column in `Results.steps` even if no run recorded them
 Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
@@ -171,10 +170,7 @@ class Results:
         epochs, sizes = (_numbers(flags, name) for name in ("train.max_epochs", "train.batch_size"))
         total = tokens * epochs
         if TRIPPED in steps:
-            made = 1 / steps[TRIPPED].where(steps[TRIPPED] > 0)  # optimizer steps with the last one, which was left out
-            of_epoch = np.ceil(steps.reindex(columns=["responses/trained", "responses/skipped"]).sum(axis=1) / sizes)
-            left_out = (steps["tokens/trained"] * (epochs - made / of_epoch)).fillna(0.0)
-            total = total - steps.assign(left_out=left_out).groupby(RUN)["left_out"].cumsum()
+            total = total - steps.assign(spared=tokens_spared(steps, epochs, sizes)).groupby(RUN)["spared"].cumsum()
         return total.to_numpy()
 
     @cached_property

@@ -125,14 +125,19 @@ def _quartiles(results: Results, figure: Figure, y: str, curves: RunCurves, tota
 
 
 def _band(results: Results, arm: Arm, curves: RunCurves, total: str) -> pandas.DataFrame:
-    """Median and quartiles of an arm over the steps, or over the median of the total that its seeds had by them."""
-    runs = [study_run.key for study_run in results.by_arm[arm.name]]
-    of_seeds = [curves[run] for run in runs if run in curves]
+    """Median and quartiles of an arm over the steps, or over the median of the total that its seeds had by them.
+
+    A seed counts up to its last step.
+    """
+    runs = [study_run.key for study_run in results.by_arm[arm.name] if study_run.key in curves]
+    of_seeds = [curves[run] for run in runs]
     if max(map(len, of_seeds), default=0) > MAX_POINTS // 2:
         of_seeds = [binned(curve, bin_width(results.last_step, MAX_POINTS // 2)) for curve in of_seeds]
     quartiles = band(of_seeds)
     if not total:
         return quartiles
-    places = pandas.DataFrame([(*run, step) for step in quartiles.index for run in runs], columns=[*RUN, "step"])
+    ends = {run: curve.index[-1] for run, curve in zip(runs, of_seeds, strict=True) if len(curve)}
+    rows = [(*run, step) for step in quartiles.index for run, end in ends.items() if step <= end]
+    places = pandas.DataFrame(rows, columns=[*RUN, "step"])
     medians = results.with_total(places, total).groupby("step")[total].median()
     return quartiles.loc[medians.index].set_axis(medians)

@@ -158,12 +158,13 @@ def target_costs(results: Results, target: float) -> Table:
 
 def seconds(results: Results) -> Table:
     phases = results.seconds.reindex([arm.name for arm in results.arms])
-    totals, rows = phases.sum(axis=1), []
+    totals, rows = phases.sum(axis=1, min_count=1), []
     for path in results.paths:
         base = totals[results.arms_of_path(path)[0].name]
         for arm in results.arms_of_path(path):
             total = totals[arm.name]
-            times = duration(total) + (f" (× {total / base:.2f})" if base and total else "")
+            times = "–" if pandas.isna(total) else duration(total)
+            times += f" (× {total / base:.2f})" if base > 0 and total > 0 else ""
             parts = ["–" if pandas.isna(value) else duration(value) for value in phases.loc[arm.name]]
             rows.append([results.labels[arm.name], times, *parts])
     head = ["arm", "all phases", *(PHASE_LABELS.get(name, name) for name in phases)]
@@ -173,14 +174,15 @@ def seconds(results: Results) -> Table:
 
 def sources(results: Results) -> Table:
     """The sources of the groups that were trained on, over whole runs."""
-    totals = results.means.groupby("arm").sum()
+    by_arm = results.means.groupby("arm")
+    totals, capacity_used = by_arm.sum(), by_arm["groups/capacity_used"].mean()
     of_pages = shown_sources({source: totals[f"groups/{source}"].sum() for source in SOURCES})
     rows = []
     for arm in results.arms:
         counts = totals.loc[arm.name, [f"groups/{source}" for source in of_pages]]
         shares = [share(count, counts.sum()) for count in counts]
-        capacity = totals.loc[arm.name, "groups/capacity"]
-        rows.append([results.labels[arm.name], *shares, f"{counts.sum() / capacity:.0%}" if capacity else "–"])
+        used = capacity_used[arm.name]
+        rows.append([results.labels[arm.name], *shares, "–" if pandas.isna(used) else f"{used:.0%}"])
     head = ["arm", *(SOURCE_LABELS[source] for source in of_pages), "capacity used"]
     title = "Groups trained on in a run, means over the seeds. In the paper 40 to 60 % are fresh (A.6)"
     return Table.of(head, rows, title)
@@ -190,7 +192,8 @@ def later_solutions(results: Results) -> list[Table]:
     """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
-        runs = [study_run.run for study_run in results.by_arm[arm.name] if not why_no_bins(study_run.run)]
+        ended = [study_run.run for study_run in results.by_arm[arm.name] if study_run.finished]
+        runs = [run for run in ended if not why_no_bins(run)]
         counts = pandas.DataFrame([seed for seed in map(hard_prompts, [run.groups for run in runs]) if seed.prompts])
         if counts.empty:
             continue

@@ -22,7 +22,7 @@ def rows(*evaluations):
         # The data was changed on a resume.
         ([{"a": 0.25}, {"b": 0.5}], "b 0.500 (step 10)"),
         ([{"a": 0.25}, {"b": 0.5}, {"b": 0.75}], "b 0.500 to 0.750 (steps 10 to 15)"),
-        ([{"a": 0.25}, {"a": 0.5, "b": 0.5}], "a 0.250 to 0.500 (steps 5 to 10)"),
+        ([{"a": 0.25}, {"a": 0.5, "b": 0.5}], "a 0.250 to 0.500, b 0.500 (steps 5 to 10)"),
     ],
 )
 def test_the_change(evaluations, words):

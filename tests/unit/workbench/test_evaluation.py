@@ -175,6 +175,27 @@ def test_rewards_on_another_scale_are_solved_with_full_marks(request_, tmp_path)
     assert settings["benchmarks"]["mods"]["reward_range"] == ["0", "100"]
 
 
+def test_rewards_outside_of_the_range_are_counted(request_):
+    request_.reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 2.0}\n")
+    results = evaluate(request_)
+    assert results["benchmarks"]["mods"]["outside"] == 8 * 6
+    assert "48 rewards are not in 0 to 1; --reward-range" in (request_.out / "results.md").read_text()
+
+
+def test_the_answer_of_a_vote_is_that_of_the_judged_text(request_, tmp_path):
+    """With the <think> with which the prompt ends."""
+
+    class Thinking(FakePrompter):
+        def __call__(self, problem):
+            prompt = super().__call__(problem)
+            return replace(prompt, text=f"{prompt.text}<think>")
+
+    own = tmp_path / "own.py"
+    own.write_text(f"{REWARD}\ndef answer(response):\n    return response[:7]\n")
+    evaluate(replace(request_, reward=own), prompter=Thinking)
+    assert set(lines(request_)[0]["answers"]) == {"<think>"}
+
+
 def test_results_say_how_they_were_made(request_):
     results = evaluate(request_)
     assert json.loads((request_.out / "results.json").read_text()) == results

@@ -231,7 +231,16 @@ def test_conditions_name_the_steps_where_they_did_not_hold():
     assert result["range filter"] == (True, [])
     assert result["at most 1/G"] == (None, [])  # G is not known without groups
     assert judged(theory_rows(), **{"adapt.max_shift_fresh": 4e-4})["on X1"] == (True, [])  # the limit is allowed
-    assert conditions.conditions(run_of([{"step": 1, "reward/fresh_mean": 0.5}])) == []  # without constants
+    nothing = {f"theory/k{number}": None for number in (1, 2, 3)}  # of a method that the theorem does not cover
+    for constants in ({}, nothing):
+        assert conditions.conditions(run_of([{"step": 1, "reward/fresh_mean": 0.5, **constants}])) == []
+
+
+def test_responses_to_hard_prompts_may_be_of_an_earlier_policy():
+    """With --train.async_enable. Otherwise their shift is exactly 0."""
+    changes = {"tv/reevaluated": [0.1] * 4, "shift/reevaluated": [0.0, 0.02, 0.0, 0.0]}
+    assert judged(theory_rows(**changes))["X2 was"] == (False, [2])
+    assert judged(theory_rows(**changes | {"shift/reevaluated": [0.0] * 4}))["X2 was"] == (True, [])
 
 
 def test_a_run_of_an_older_version_has_limits_that_nothing_is_compared_with():

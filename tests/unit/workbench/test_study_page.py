@@ -430,6 +430,14 @@ def test_over_what_was_spent_a_curve_keeps_its_points():
     assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
 
 
+def test_a_seed_that_stopped_makes_no_total_smaller():
+    """It counts up to its last step: the others had spent 30 and 40 by steps 3 and 4."""
+    stopped = run_of(BAPO, 1, [0.1, 0.2], rollouts=10, steps=2, planned=4)
+    whole = [run_of(BAPO, seed, [0.1, 0.2, 0.3, 0.4], rollouts=10) for seed in (2, 3)]
+    (drawn,) = figures.accuracy_curves(Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), [stopped, *whole]), ROLLOUTS)
+    assert [row[0] for row in drawn.table.rows] == [10, 20, 30, 40]
+
+
 def test_an_arm_is_its_files_and_its_flags():
     arm = replace(BAPO, config=("/a/more.yaml",), flags={"ds.packing_samples": None, "adam.betas": [0, 1], "seed": 3})
     table = tables.arms(Results(study_of(arms=(arm, replace(PLAIN, flags={}))), [run_of(arm, 1, ())]))
@@ -445,6 +453,8 @@ def test_a_phase_that_an_arm_does_not_have_has_no_time():
     table = tables.seconds(Results(study_of(), runs))
     adapt = table.head.index("batch adaptation")
     assert [row[adapt] for row in table.rows] == ["–", "2 s"]  # 4 steps
+    runs[1].run.metadata["total_steps"] = 5  # it has not ended
+    assert [row[1] for row in tables.seconds(Results(study_of(), runs)).rows] == ["2 s (× 1.00)", "–"]
 
 
 # ── the page ──

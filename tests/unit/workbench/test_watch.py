@@ -34,8 +34,9 @@ NUMBERS = {
     "filtered/all_right": 6, "buffer/hard": 61, "buffer/hard_age_mean": 17.25, "buffer/replay": 5,
     "buffer/replay_age_mean": 1.5, "buffer/replay_bytes": 3 * 2**20, "threshold/c2": 0.285, "threshold/c3": 0.41,
     "threshold/average_reward": 0.426, "tokens/generated": 5000, "timing/generation": 1.5, "timing/ppo_train": 0.5,
-    "timing/step_total": 2.0, "staleness/rollout_policy": 1, "staleness/replayed_steps_mean": 2.25,
-    "staleness/replayed_syncs_mean": 1.0, "gap/kl": 2.4e-5, "gap/absolute": 0.0031, "gap/cut_share": 0.0004,
+    "timing/step_total": 2.0, "rollouts/step": 240, "staleness/rollout_policy": 1,
+    "staleness/replayed_steps_mean": 2.25, "staleness/replayed_syncs_mean": 1.0,
+    "gap/kl": 2.4e-5, "gap/absolute": 0.0031, "gap/cut_share": 0.0004,
     "gap/age": 1, "shift/fresh": 2.1e-5, "tv/fresh": 0.013, "importance/fresh_mean": 1.012,
     "importance/fresh_max": 1.13, "clip/fresh": 0.016, "shift/replayed": 1.2e-4, "tv/replayed": 0.029,
     "importance/replayed_mean": 0.939, "importance/replayed_max": 1.19,
@@ -164,6 +165,15 @@ def test_state(seen, state):
     assert seen.ended == (state in ("finished", "untrained"))
     silent = [text for text in warnings(seen) if "may have stopped" in text]
     assert bool(silent) == (state == "silent")
+
+
+def test_a_run_that_was_resumed_under_another_name_is_as_far_as_its_steps():
+    """Its record begins at the checkpoint."""
+    rows = [row | {"step": 40 + row["step"], "rollouts/total": 240 * (40 + row["step"])} for row in make_rows(3)]
+    lines = lines_of(Seen("x", rows, RUN, {}, 1.0))
+    assert lines[1].endswith("  43/60 steps · 34 s left")  # 17 steps of 2 s
+    assert "120 responses/s" in "\n".join(lines)
+    assert lines_of(Seen("x", [*rows, rows[-1] | {"step": 60}], RUN, {}, 1.0))[0].endswith(" finishing")
 
 
 def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
