@@ -84,6 +84,9 @@ def test_a_batch_of_demonstrations_alone_is_trained_on(taught):
     )
     first, *others = run.metrics()
     assert first["skipped_update"] == 1 and first["demonstrations/trained"] == 0
+    seconds = {"timing/make_experience", "timing/ppo_train"}  # of steps with an update
+    assert not seconds & first.keys() and all(seconds < row.keys() for row in others)
+    assert all("timing/broadcast" in row for row in run.metrics())
     assert run.updates["actor"] == len(run.trained) == len(others) == 7
     for (step, experiences), row in zip(run.trained, others, strict=True):
         responses, shown = divided(experiences)

@@ -133,6 +133,7 @@ def test_with_skipping_an_update_has_the_samples_of_the_control(world, one_silen
         assert row["responses/trained"] == SIZE * row["groups/fresh"] == len(wanted) >= referred[number]
         assert row["responses/skipped"] == SIZE * row["groups/filtered"] == 4 * SIZE - len(wanted)
         assert "skipped_update" not in row
+        assert {"timing/make_experience", "timing/ppo_train", "timing/broadcast"} <= row.keys()
     assert sum(referred) > 0
 
 
