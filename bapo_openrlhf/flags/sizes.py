@@ -110,7 +110,7 @@ def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
 
     With --adapt.critic_groups generated, its step has all groups that the trainer step generates and a replayed batch.
     """
-    epochs = args.adapt.critic_epochs
+    epochs = int(args.adapt.critic_epochs)
     if args.adapt.critic_groups == "batch":
         return actor_steps * epochs + pretraining_steps(args)
     sizes, every = batch_arithmetic(args), args.adapt.reevaluate_every
