@@ -54,6 +54,7 @@ def write_run(
     config = {"train.max_epochs": epochs, "actor.adam.lr": float(flag(run, "actor.adam.lr", 0)), "actor.max_norm": 1.0,
               "train.batch_size": int(flag(run, "train.batch_size", OF_STEP)),
               "rollout.n_samples_per_prompt": 8, "adapt.critic_groups": flag(run, "adapt.critic_groups"),
+              "adapt.critic_epochs": int(flag(run, "adapt.critic_epochs", 1)),
               "adapt.skip_zero_advantage": any("skip_two_updates" in word for word in run.words)}  # fmt: skip
     facts = {"name": run.name, "algorithm": "made", "seed": run.seed, "started": "now", "total_steps": STEPS}
     record.begin_run(run.folder, {**facts, **MADE, **about, "config": config})
