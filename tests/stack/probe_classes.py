@@ -34,12 +34,12 @@ class ProbeGenerator(Generator):
 class ProbeMaker(ExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
-    def forward(self, origins, *, policies=True):
+    def forward(self, origins, *, policies=True, **models):
         if not policies:  # what only the critic passes
-            return super().forward(origins, policies=policies)
+            return super().forward(origins, policies=policies, **models)
         self.weights_versions = [origin.group.weights_version_of(origin.response) for origin in origins]
         self.segments = [origin.response.segments for origin in origins]
-        return super().forward(origins)
+        return super().forward(origins, **models)
 
     def finish(self, passed, kept, **how):
         experience = super().finish(passed, kept, **how)
