@@ -36,6 +36,10 @@ class SampleOrigin:
     group: Group
     response: Response
 
+    def sample(self) -> Experience:
+        """The response as OpenRLHF's sample."""
+        return sample_of(self.group.prompt, self.response)
+
 
 def origins_of(batch: Batch, since: int) -> list[SampleOrigin]:
     """The responses in the order of `Batch.with_sources`. The actor has had its weights since step `since`."""
@@ -138,9 +142,8 @@ class ExperienceMaker:
         model passes it beside the actor.
         """
         reference = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
-        samples = [sample_of(origin.group.prompt, origin.response) for origin in origins]
-        reference_model = self.reference if policies and with_reference else None
-        self._pass(samples, reference, reference_model, policies=policies)
+        samples = [origin.sample() for origin in origins]
+        self._pass(samples, reference, policies=policies, with_reference=with_reference)
         log_ratios = np.zeros(len(origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
         for place, sample in enumerate(samples) if policies else ():
@@ -148,7 +151,7 @@ class ExperienceMaker:
             log_ratios[[place]] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, sample.action_mask.numpy()), strict=True):
                 whole[[place]] = part
-        kept = 0 if reference_model is None else reference.kept_tokens
+        kept = reference.kept_tokens if policies and with_reference and self.reference is not None else 0
         return ForwardPass(samples, origins, log_ratios, sums, kept)
 
     @torch.no_grad()
@@ -214,12 +217,13 @@ class ExperienceMaker:
         self,
         samples: list[Experience],
         reference_log_probs: ReferenceLogProbs,
-        reference_model: Any,
         *,
         policies: bool,
+        with_reference: bool = True,
     ) -> None:
         """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""
         dealt, train = DealtBatch(samples, self.args, self.pad), self.args.train
+        reference_model = self.reference if policies and with_reference else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
         actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)

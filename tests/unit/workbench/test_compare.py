@@ -165,7 +165,7 @@ def test_another_way_of_asking_is_said(two, tmp_path):
     said = compared(two, tmp_path)["different_settings"]
     assert {*said} == {
         "runs: 4 and 8", "temperature: 1.0 and 0.6", "chat_template: True and False",
-        "own, reward file: own.py (01234567) and own.py (abcdefgh)", "own, reward range: 0 1 and -1 1",
+        "own, content of the reward file: 01234567 and abcdefgh", "own, reward range: 0 1 and -1 1",
     }  # fmt: skip
     assert "temperature: 1.0 and 0.6" in (tmp_path / "out" / "compare.md").read_text()
 
