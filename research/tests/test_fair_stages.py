@@ -79,19 +79,19 @@ def test_runs_that_come_later_in_a_search_are_left_too(tmp_path):
 
 def test_the_best_replay_is_judged_at_the_price_of_its_comparisons(tmp_path):
     """B = 16 is higher at its own best rate. With an equal number of responses, B = 8 would be."""
-    best = {"four_epochs": 1e-4, "two_epochs": 2e-5, "replay_8": 2e-5, "replay_16": 1e-4}
+    best = {"four_epochs": 1e-4, "two_epochs": 2e-5, "filtered": 2e-5, "replay_8": 2e-5, "replay_16": 1e-4}
 
     def top(method, rate, seed):
         return (0.7 if method == "replay_16" else 0.6) if rate == best[method] else 0.4
 
     with pytest.raises(stages.NotYet):
         stages.planned(stages.stage_of("price"), tmp_path)
-    assert stages.seconds_left(stages.stage_of("price"), tmp_path)[0] == 3 * 14
+    assert stages.seconds_left(stages.stage_of("price"), tmp_path)[0] == 4 * 28
     write("price_rates", tmp_path, top)
     runs = stages.planned(stages.stage_of("price"), tmp_path)
     assert {(run.arm.method, float(flag(run, stages.RATE))) for run in runs} == {
-        ("four_epochs", 1e-4), ("two_epochs", 2e-5), ("replay_16", 1e-4)}  # fmt: skip
-    assert len(runs) == 3 * 14 == stages.seconds_left(stages.stage_of("price"), tmp_path)[0]
+        ("four_epochs", 1e-4), ("two_epochs", 2e-5), ("filtered", 2e-5), ("replay_16", 1e-4)}  # fmt: skip
+    assert len(runs) == 4 * 28 == stages.seconds_left(stages.stage_of("price"), tmp_path)[0]
 
 
 def test_runs_with_one_seed_may_have_two_kinds_of_cpu_if_nothing_is_paired(tmp_path):

@@ -7,11 +7,7 @@ import pytest
 import replay_map
 import yaml
 from folders import RESULTS, ROOT, STUDIES
-
-from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.flags.conflicts import check_combinations
-from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
-from bapo_openrlhf.workbench.study.definition import read_study
+from study_arms import require_valid_arms
 
 STEPS = {  # prompts and steps of those that have other numbers than their kind
     "smollm2": (960, 60),
@@ -34,18 +30,7 @@ STEPS = {  # prompts and steps of those that have other numbers than their kind
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_arm_is_valid_and_takes_the_same_steps(path):
-    """But for DAPO and other numbers of prompts in a step."""
-    (prompts, expected), study, steps = STEPS.get(path.stem, (512, 64)), read_study(path), {}
-    assert read_study(path, smoke=True).arms
-    for arm in study.arms:
-        args = arguments.parse(study.words(arm, 1))
-        check_combinations(args)
-        assert (args.algo.advantage.estimator == "gae") is (arm.path == "critic")
-        candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if args.adapt.enabled else 1
-        if not args.algo.dynamic_filtering_enable and "rollout.batch_size" not in arm.flags:
-            used = min(prompts, args.data.max_samples)
-            steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
-    assert set(steps.values()) == {expected}, steps
+    require_valid_arms(path, *STEPS.get(path.stem, (512, 64)))
 
 
 def test_the_studies_are_evaluated_on_levels_that_the_quickstart_makes():

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.record.durable import write_atomically, write_json
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
@@ -31,7 +30,7 @@ def write(
         finished = [rows[problem.id] for problem in benchmark.problems if problem.id in rows]
         scores = estimators.scores_of(finished, benchmark.reward_range)
         seed = [request.sampling.seed, zlib.crc32(benchmark.name.encode())]
-        metrics, means[benchmark.name] = estimate(finished, request.ks, seed, benchmark.reward_range)
+        metrics, means[benchmark.name] = estimate(finished, scores, request.ks, seed)
         entries[benchmark.name] = {
             "title": benchmark.title,
             "problems": len(finished),
@@ -65,10 +64,12 @@ def write(
 
 
 def estimate(
-    rows: Sequence[Mapping[str, Any]], ks: Sequence[int], seed: Sequence[int], reward_range: Range = UNIT
+    rows: Sequence[Mapping[str, Any]], scores: np.ndarray, ks: Sequence[int], seed: Sequence[int]
 ) -> tuple[dict[str, Estimate], np.ndarray]:
-    """The metrics of one benchmark in percent and tokens, and resampled means of its avg, shape (resamples,)."""
-    scores = estimators.scores_of(rows, reward_range)
+    """The metrics of one benchmark in percent and tokens, and resampled means of its avg, shape (resamples,).
+
+    `scores` are those of the rows, from `scores_of`.
+    """
     right = estimators.solved(scores)
     runs = scores.shape[1]
     by_name = {f"avg@{runs}": 100 * scores.mean(axis=1)}

@@ -112,7 +112,6 @@ class Judge:
         except Exception as error:
             self.close()
             raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
-        self.answers = self._answer is not None  # which majority votes need
 
     def score(self, query: str, prompt: str, label: Any, response: str) -> tuple[float, str | None]:
         """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""
@@ -121,10 +120,18 @@ class Judge:
         except RewardFailure as failure:
             return 0.0, failure.kind
 
-    def answer(self, response: str) -> str | None:
-        """The final answer of a response, if the file has `answers`. None means that it has none."""
+    def answers(self, prompt: str, responses: Sequence[str]) -> list[str | None] | None:
+        """The final answers of the responses to a prompt, which majority votes need. None: the file has no `answer`.
+
+        It gets the texts that are judged. A response may have no answer (None).
+        """
+        if self._answer is None:
+            return None
+        return [self._answer_in(text) for text in texts_of((), [prompt] * len(responses), responses)]
+
+    def _answer_in(self, text: str) -> str | None:
         try:
-            answer = self._answer(response)
+            answer = self._answer(text)
         except Exception as error:
             raise RunError(f"{self.path}: answer raised {user_file.described(error)}") from error
         if not isinstance(answer, (str, type(None))):
@@ -166,17 +173,16 @@ def _ask(
             key, responses, futures = judging.popleft()
             problem, judge = problems[key], judges[files[key[0]]]
             scores, failures = zip(*(future.result() for future in futures), strict=True)
-            queries, written = zip(*((response.query, response.text) for response in responses), strict=True)
-            texts = texts_of(queries, [prompts[key].text] * len(responses), written)
+            said = [response.text for response in responses]
             row = {
                 "id": problem.id,
                 "input": problem.input,
                 "prompt": prompts[key].text,
                 "label": problem.label,
-                "responses": [response.text for response in responses],
+                "responses": said,
                 "scores": scores,
                 "failures": failures,
-                "answers": [judge.answer(text) for text in texts] if judge.answers else None,
+                "answers": judge.answers(prompts[key].text, said),
                 "tokens": [response.tokens for response in responses],
                 "truncated": [response.truncated for response in responses],
             }

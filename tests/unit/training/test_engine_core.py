@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_reward_pool import exists
 
 from bapo_openrlhf.training.engine.engine_core import ENGINE
 from bapo_openrlhf.training.wire.signals import NUMBERS
@@ -29,13 +30,6 @@ time.sleep(600)
 """
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second if it ends while the file is read
-        return False
-
-
 @pytest.mark.parametrize(("engine", "ends"), [("str(os.getpid())", True), ('"1"', False), ('""', False)])
 def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
     parent = subprocess.Popen(
@@ -45,16 +39,16 @@ def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
     )
     child = int(parent.stdout.readline())
-    assert alive(child)
+    assert exists(child)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     try:
         deadline = time.monotonic() + (60 if ends else 1)
-        while alive(child) and time.monotonic() < deadline:
+        while exists(child) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert alive(child) != ends
+        assert exists(child) != ends
     finally:
-        if alive(child):
+        if exists(child):
             os.kill(child, signal.SIGKILL)
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from study_arms import require_valid_arms
 
-from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
 from bapo_openrlhf.workbench.study.definition import Arm, Claim, Study, read_study
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -227,17 +226,7 @@ STUDIES = {"countdown": (1536, 96), "countdown_gpu": (10_000, 120)}  # prompts, 
 
 @pytest.mark.parametrize("path", CONFIGS.glob("studies/*.yaml"), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
-    """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
-    (prompts, expected), study, steps = STUDIES[path.stem], read_study(path), {}
-    assert read_study(path, smoke=True).arms
-    for arm in study.arms:
-        args = arguments.parse(study.words(arm, 1))
-        assert (args.algo.advantage.estimator == "gae") is (arm.path == "critic")
-        candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if args.adapt.enabled else 1
-        if not args.algo.dynamic_filtering_enable and "rollout.batch_size" not in arm.flags:
-            used = min(prompts, args.data.max_samples)
-            steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
-    assert set(steps.values()) == {expected}, steps
+    require_valid_arms(path, *STUDIES[path.stem])
 
 
 def test_the_papers_comparison_has_its_fixed_thresholds():

@@ -112,7 +112,7 @@ def test_update_tokens_count_the_epochs():
 
 
 def test_update_tokens_leave_out_the_passes_that_a_gate_spares_the_actor():
-    """Each step has 12 responses, 10 of which a model passes: two optimizer steps an epoch, of at most three epochs."""
+    """A model passes 10 of the 12 responses of a step. An epoch has two optimizer steps, and a batch three epochs."""
     run = run_of(PLAIN, 1, [], trained=30, config={"train.max_epochs": 3, "train.batch_size": 8})
     for row, last in zip(run.run.rows, (0, 2, 3, 6), strict=True):  # the optimizer step that was left out
         row |= {"responses/trained": 10, "responses/skipped": 2, "tokens/trained": 30, "tokens/critic": 4}
