@@ -70,6 +70,7 @@ CONTENTS = {
         "research/results/fair/fair_trial",
         "research/fair_trial_design",
         "research/critic_design",
+        "research/results/critic/critic",
         "research/reuse_design",
         "research/halves_design",
         "research/results/halves/halves",
