@@ -130,6 +130,9 @@ NO_EFFECT = [
     Rule("adapt", _unused, _unused_text),
     *(_counts_only(name, only) for name, only, _ in described("only")),
     *map(_offload, ("ref", "reward")),
+    Rule("adapt.reevaluate_every",
+         lambda f: f.method is not None and f.method.prefixed and f["adapt.reevaluate_every"] == 0,
+         "{it}: no prompt is asked again, and only then does adapt.method {f[adapt.method]} give it a prefix"),
     _idle("adapt.max_staleness", "generation is at most train.async_queue_size {f[train.async_queue_size]} steps ahead",
           lambda f: f.adapted and f["train.async_enable"]
           and (f["adapt.max_staleness"] or 0) > f["train.async_queue_size"]),

@@ -188,8 +188,8 @@ class FilteredMethod(Method):
         signal_between: The filter `range` takes only groups whose mean is strictly between these two numbers.
 
     Raises:
-        ValueError: A field is out of its range (`option`), a subclass with fields is no dataclass, or there is no such
-            filter.
+        ValueError: A field is out of its range (`option`), or a subclass with fields is no dataclass.
+        KeyError: There is no such filter.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("rng",)

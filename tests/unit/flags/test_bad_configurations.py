@@ -441,6 +441,7 @@ MEANT = rows_of(r"""
     adapt.batch_size=16 train.batch_size=256
     adapt.rollout_delay=8
     adapt.reevaluate_every=8
+    adapt.method=prefix_sampling adapt.reevaluate_every=0
     algorithm=ba_ppo | critic.freezing_steps=7
     eval.dataset=more.jsonl eval.steps=9
     ckpt.save_steps=9
