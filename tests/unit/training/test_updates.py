@@ -14,15 +14,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
+from openrlhf.models.loss import PolicyLoss, ValueLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from ranks import Ranks, arguments
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.worker import updates
 from bapo_openrlhf.training.worker.loss_parts import FirstRatio
-from bapo_openrlhf.training.worker.updates import LossContext, Means, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.worker.updates import Means, WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
 CLIP, COEF, ENTROPY, AUX, VALUE_CLIP = 0.2, 0.3, 0.1, 0.5, 0.2
@@ -77,8 +76,10 @@ class Engine:
 
     def __init__(self, weight, accumulated):
         self.weight, self.accumulated = weight, accumulated
-        self.parameters = lambda: [torch.nn.Parameter(torch.ones(2))]
-        self.steps, self.sum, self.parts = [], 0.0, 0
+        self.steps, self.sum = [], 0.0
+
+    def parameters(self):
+        return [torch.nn.Parameter(torch.ones(2))]
 
     def set_gradient_accumulation_boundary(self, closes):
         self.closes = closes
@@ -87,13 +88,19 @@ class Engine:
         self.sum = self.sum + torch.autograd.grad(loss / self.accumulated, self.weight)[0]
 
     def step(self):
-        self.parts += 1
         if self.closes:
             self.steps.append(self.sum)
             self.sum = 0.0
 
     def get_global_grad_norm(self):
         return torch.tensor(float(len(self.steps)))
+
+
+class CriticEngine(Engine):
+    """A critic is its own engine."""
+
+    def __call__(self, sequences, action_mask, **others):
+        return Model(self.weight)(sequences, action_mask, **others)
 
 
 def trainer(kind, samples, total, filler, strategy, *, size, accumulated, by_sample=False, weight=None):
@@ -113,41 +120,15 @@ def trainer(kind, samples, total, filler, strategy, *, size, accumulated, by_sam
     buffer.items, buffer.total, buffer.filler = list(samples), total, filler
     subject.aux_loss = True
     scheduler = SimpleNamespace(get_last_lr=lambda: [0.1])
-    model, engine = Model(weight), Engine(weight, 1 if args.train.dynamic_batch_enable else accumulated)
+    accumulated = 1 if args.train.dynamic_batch_enable else accumulated
     if kind is WholeBatchActorTrainer:
-        model.model = engine
-        subject.actor, subject.actor_optim, subject.actor_scheduler, subject.ema_model = model, None, scheduler, None
+        subject.actor, subject.actor_optim, subject.actor_scheduler = Model(weight), None, scheduler
+        subject.actor.model, subject.ema_model = Engine(weight, accumulated), None
         subject.actor_loss_fn = PolicyLoss(CLIP, CLIP, token_level_loss=not by_sample)
     else:
-        subject.critic = CriticModel(model, engine)
+        subject.critic = CriticEngine(weight, accumulated)
         subject.critic_optim, subject.critic_scheduler, subject.critic_loss_fn = None, scheduler, ValueLoss(VALUE_CLIP)
     return subject
-
-
-def bare_trainer(kind=WholeBatchActorTrainer):
-    """A trainer of one weight that is about to train on micro-batches, two in each optimizer step."""
-    weight = torch.ones(1, requires_grad=True)
-    subject = trainer(kind, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2, weight=weight)
-    subject.means, subject._losses, subject._norms, subject._rates = Means(), 0.0, [], []
-    return subject
-
-
-def part_that(closes):
-    """The context of a micro-batch of one sample, which closes its optimizer step or does not."""
-    return LossContext(MicroBatch(1, closes, 2, 2), 1.0, 2, {})
-
-
-class CriticModel:
-    """The model, which is its own engine, as a critic is."""
-
-    def __init__(self, model, engine):
-        self.model, self.engine = model, engine
-
-    def __getattr__(self, name):
-        return getattr(self.engine, name)
-
-    def __call__(self, sequences, action_mask, **others):
-        return self.model(sequences, action_mask, **others)
 
 
 def by_step(plan, values):
@@ -169,7 +150,7 @@ class Update:
 
     def __init__(
         self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, silent=None,
-        skips=True, veto=None, first_ratio=None, **attributes,
+        skips=True, veto=None, first_ratio=None, weight=None, **attributes,
     ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
@@ -180,7 +161,7 @@ class Update:
         for number, one in enumerate([*self.samples, filler] if shown else []):
             mark = one.action_mask.bool() if number % shown == 0 else torch.tensor(False)
             one.rollout_log_probs = (one.action_log_probs + 0.1 * number).masked_fill(mark, math.nan)
-        self.weight = torch.randn(3, dtype=torch.double, requires_grad=True)
+        self.weight = torch.randn(3, dtype=torch.double, requires_grad=True) if weight is None else weight
         self.window = ranks * size * accumulated
         items = list(self.samples)
         for place in torch.nonzero(torch.rand(total, generator=generator) < (silent or 0.0)).flatten().tolist():
@@ -189,65 +170,44 @@ class Update:
             items[place] = Skipped(place, len(one.sequences), int(one.action_mask.sum())) if skips else one
         self.passed = [one for one in items if not isinstance(one, Skipped)]
         group, flags = Ranks(ranks), arguments(self.window, tokens, skips=skips and silent is not None)
+        flags.adapt.veto_ratio = veto
         self.trainers = [
             trainer(kind, items[rank::ranks], total, filler, group.strategy(flags),
                     size=size, accumulated=accumulated, by_sample=by_sample, weight=self.weight)
             for rank in range(ranks)
         ]  # fmt: skip
-        self.drawn = [[] for _ in range(ranks)]  # the samples of each micro-batch of the plan
-        for rank_drawn, subject in zip(self.drawn, self.trainers, strict=True):
-            self.watch_buffer(subject.replay_buffer, rank_drawn)
-        self.seen = [[] for _ in range(ranks)]  # (tokens of the model's inputs, plan) of each micro-batch
-        for subject in self.trainers:
+        # By rank: the samples of each micro-batch that is drawn; plan of each that is trained on, and if it is real.
+        self.drawn, self.seen = ([[] for _ in range(ranks)] for _ in range(2))
+        for subject, drawn, seen in zip(self.trainers, self.drawn, self.seen, strict=True):
             vars(subject).update(attributes)
-            subject.args.adapt.veto_ratio = veto
             subject.first_ratio = first_ratio and FirstRatio(first_ratio)
-        for rank_seen, subject in zip(self.seen, self.trainers, strict=True):
-            self.watch(subject, rank_seen)
+            self.watch(subject, drawn, seen)
         arguments_of_loss = (COEF,) if kind is WholeBatchActorTrainer else ()
         self.metrics = group.run(lambda rank: self.trainers[rank].ppo_train(*arguments_of_loss))
 
-    @staticmethod
-    def watch(created, seen):
-        train = created.train_micro_batch
+    def watch(self, subject, drawn, seen):
+        buffer, draw, train = subject.replay_buffer, subject.replay_buffer.draw, subject.train_micro_batch
 
-        def watched(experience, part, *rest):
-            seen.append((experience.sequences.clone(), experience.action_mask.clone(), part.plan))
-            train(experience, part, *rest)
-
-        created.train_micro_batch = watched
-
-    def watch_buffer(self, buffer, drawn):
-        draw = buffer.draw
-
-        def watched(items):
+        def watched_draw(items):
             real = [item for item in items if item is not buffer.filler]
             drawn.append([self.samples[item.place] if isinstance(item, Skipped) else item for item in real])
             return draw(items)
 
-        buffer.draw = watched
+        def watched_train(experience, part, *rest):
+            seen.append((part.plan, bool(experience.action_mask.any())))
+            train(experience, part, *rest)
 
-    def planned(self):
-        """For each optimizer step, all of its samples, also those that are skipped."""
-        of_ranks = [
-            by_step(subject.replay_buffer.plan, drawn) for subject, drawn in zip(self.trainers, self.drawn, strict=True)
-        ]
-        return [[*itertools.chain(*itertools.chain(*parts))] for parts in zip(*of_ranks, strict=True)]
+        buffer.draw, subject.train_micro_batch = watched_draw, watched_train
 
     def windows(self):
-        """For each optimizer step, the samples of each micro-batch of all ranks that is no filler."""
-        number, result = [0] * len(self.seen), {}
-        for rank, rank_seen in enumerate(self.seen):
-            for sequences, mask, plan in rank_seen:
-                if mask.any():
-                    members = [self.member(row) for row in sequences]
-                    result.setdefault(number[rank], []).append(members)
-                number[rank] += plan.closes
-        return [result[step] for step in sorted(result)]
+        """For each optimizer step of a use, the samples of each micro-batch of all ranks, also those skipped."""
+        plans = [subject.replay_buffer.plan for subject in self.trainers]
+        of_ranks = [by_step(plan, drawn[: len(plan)]) for plan, drawn in zip(plans, self.drawn, strict=True)]
+        return [[part for part in itertools.chain(*parts) if part] for parts in zip(*of_ranks, strict=True)]
 
-    def member(self, row):
-        (result,) = (one for one in self.samples if torch.equal(one.sequences, row[: len(one.sequences)]))
-        return result
+    def steps(self):
+        """For each optimizer step of a use, its samples."""
+        return [[*itertools.chain(*window)] for window in self.windows()]
 
 
 def of_tokens(samples, value, *rest):
@@ -304,7 +264,7 @@ def assert_gradients(update, loss, steps=None, weights=None):
     """The gradient of each optimizer step, averaged over the ranks, is that of `loss(its samples, the weights)`."""
     engines = [getattr(subject, "critic", None) or subject.actor.model for subject in update.trainers]
     gradients = [torch.stack(parts).mean(0) for parts in zip(*(engine.steps for engine in engines), strict=True)]
-    steps = steps or [[*itertools.chain(*window)] for window in update.windows()]
+    steps = steps or update.steps()
     weights = weights or [update.weight] * len(steps)
     for actual, samples, weight in zip(gradients, steps, weights, strict=True):
         assert torch.allclose(actual, torch.autograd.grad(loss(samples, weight), weight)[0], rtol=1e-5, atol=1e-7)
@@ -315,8 +275,7 @@ def assert_gradients(update, loss, steps=None, weights=None):
 @example(total=1, ranks=2, size=1, accumulated=1, seed=0, tokens=None, by_sample=True)  # one rank has only a filler
 def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sample, **shape):
     update = Update(WholeBatchActorTrainer, **shape, by_sample=by_sample)
-    windows = update.windows()
-    assert sorted(map(id, itertools.chain(*itertools.chain(*windows)))) == sorted(map(id, update.samples))
+    assert sorted(map(id, itertools.chain(*update.steps()))) == sorted(map(id, update.samples))
 
     def loss(samples, weight):
         policy = mean(of_tokens(samples, surrogate, weight), by_sample) + COEF * mean(of_tokens(samples, k3, weight))
@@ -377,49 +336,23 @@ def test_a_gate_ends_the_uses_of_a_batch(monkeypatch, trips):
     """Three uses of two optimizer steps each. At the energy `trips`, the optimizer is left out, and all steps after."""
     energies, calls, left_out = itertools.count(1), [], []
 
-    class Gate:
-        def trips(self, energy, use):
-            calls.append((energy, use))
-            return energy == trips
-
-    def step(engine):
-        left_out.append(bool(getattr(engine, "left_out", False)))
-
     @contextmanager
     def optimizer_left_out(engine):
-        engine.left_out = True
+        before = len(engine.steps)
         yield
-        engine.left_out = False
+        left_out.append((before, len(engine.steps)))
 
-    monkeypatch.setattr(Engine, "step", step)
     monkeypatch.setattr(Engine, "module", None, raising=False)
     monkeypatch.setattr(updates, "head_energy", lambda module: float(next(energies)))
     monkeypatch.setattr(updates, "optimizer_left_out", optimizer_left_out)
-    monkeypatch.setattr(Engine, "steps", [1], raising=False)
-    update = Update(WholeBatchActorTrainer, 6, 1, 3, 1, seed=3, max_epochs=3, gate=Gate())
-    made = min(trips, 6) if trips else 6
+    gate = SimpleNamespace(trips=lambda energy, use: calls.append((energy, use)) or energy == trips)
+    update = Update(WholeBatchActorTrainer, 6, 1, 3, 1, seed=3, max_epochs=3, gate=gate)
+    (metrics,), made = update.metrics, min(trips, 6) if trips else 6
     assert calls == [(n, (n + 1) // 2) for n in range(1, made + 1)]
-    assert left_out == [n == trips for n in range(1, made + 1)]
-    (metrics,) = update.metrics
+    assert left_out == [(trips - 1, trips)] * (trips in range(1, 7))
+    assert len(update.trainers[0].engine.steps) == made
     assert metrics["reuse/tripped_share"] == pytest.approx((1 / made) if trips in range(1, 7) else 0)
     assert metrics["reuse/head_energy"] == pytest.approx((made + 1) / 2)
-
-
-def test_the_loss_of_fine_tuning_is_the_mean_over_all_tokens(monkeypatch):
-    steps = [([10, 10, 200, 20], [1.0, 2.0, 0.5, 4.0]), ([1, 0], [9.0, 0.0])]  # the last part is a filler
-    trainer = WholeBatchActorTrainer.__new__(WholeBatchActorTrainer)
-    trainer.means, trainer.cross_entropy, expected = Means(), True, 0.0
-    for lengths, values in steps:
-        parts, whole = sum(count > 0 for count in lengths), 4
-        normalisers = {"dp_size": 2, "batch_num_tokens": torch.tensor(sum(lengths) / 2), "global_batch_size": 1.0}
-        for count, value in zip(lengths, values, strict=True):
-            tokens = torch.full((1, max(count, 1)), value, dtype=torch.double)
-            plan = MicroBatch(samples=count > 0, step_samples=parts, step_parts=parts, closes=False)
-            loss = aggregate_loss(tokens, torch.full_like(tokens, count > 0), **normalisers)
-            trainer._count({"policy_loss": loss}, {}, LossContext(plan, float(count), whole, normalisers, 0.0, count))
-            expected += count * value / 241
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
-    assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
 
 
 @UNHURRIED
@@ -427,7 +360,7 @@ def test_the_loss_of_fine_tuning_is_the_mean_over_all_tokens(monkeypatch):
 def test_skipped_samples_only_count_where_a_step_is_divided(by_sample, silent, **shape):
     """The policy loss is that of all samples. Of KL, entropy and the balance of experts their share is missing."""
     update = Update(WholeBatchActorTrainer, **shape, by_sample=by_sample, silent=silent)
-    steps, passed = update.planned(), set(map(id, update.passed))
+    steps, passed = update.steps(), set(map(id, update.passed))
     assert sorted(map(id, itertools.chain(*steps))) == sorted(map(id, update.samples))
     assert list(map(len, steps))[:-1] == [update.window] * (len(steps) - 1)
 
@@ -454,17 +387,6 @@ def test_skipped_samples_only_count_where_a_step_is_divided(by_sample, silent, *
             assert (name in metrics) == bool(update.passed)
 
 
-@pytest.mark.parametrize("by_sample", [False, True])
-@pytest.mark.parametrize(("ranks", "size", "accumulated"), [(1, 1, 8), (1, 2, 4), (1, 8, 1), (2, 1, 4), (2, 2, 2)])
-def test_the_policy_loss_is_that_of_a_run_that_skips_nothing(ranks, size, accumulated, by_sample):
-    """That run has one micro-batch, so that its number is the loss of the optimizer step."""
-    plain, skipping = (
-        Update(WholeBatchActorTrainer, 8, *layout, seed=5, by_sample=by_sample, silent=0.5, skips=skips).metrics[0]
-        for layout, skips in (((1, 8, 1), False), ((ranks, size, accumulated), True))
-    )
-    assert skipping["policy_loss"] == pytest.approx(plain["policy_loss"], rel=1e-5)
-
-
 @UNHURRIED
 @given(**SHAPES, silent=st.sampled_from([0.3, 0.7, 0.95, 1.0]))
 def test_only_micro_batches_with_samples_that_are_not_skipped_pass_the_model(silent, **shape):
@@ -473,7 +395,7 @@ def test_only_micro_batches_with_samples_that_are_not_skipped_pass_the_model(sil
     kept, of_ranks = set(map(id, update.passed)), []
     for subject, seen, drawn in zip(update.trainers, update.seen, update.drawn, strict=True):
         real = by_step(subject.replay_buffer.plan, [any(id(one) in kept for one in members) for members in drawn])
-        made = by_step([plan for *_, plan in seen], [bool(mask.any()) for _, mask, _ in seen])
+        made = by_step(*zip(*seen, strict=True))
         assert list(map(sum, made)) == list(map(sum, real))
         of_ranks.append((list(map(sum, real)), list(map(len, made))))
     most = [max(1, *counts) for counts in zip([1] * len(of_ranks[0][0]), *(real for real, _ in of_ranks), strict=True)]
@@ -481,39 +403,29 @@ def test_only_micro_batches_with_samples_that_are_not_skipped_pass_the_model(sil
 
 
 @pytest.mark.parametrize("by_sample", [False, True])
-def test_skipping_changes_no_bit_of_the_weights(by_sample):
+def test_skipping_changes_no_bit_of_the_weights(monkeypatch, by_sample):
     """One rank, micro-batches of one sample, shuffled; AdamW, clipped gradients. The second update skips everything."""
-    weights, norms = {}, {}
+    made, step = [], Engine.step
+    for name in ("COEF", "ENTROPY", "AUX"):
+        monkeypatch.setitem(globals(), name, 0.0)
     for skips in (False, True):
-        generator = torch.Generator().manual_seed(0)
-        torch.manual_seed(0)
-        weight, ranks, found = torch.ones(3, dtype=torch.double, requires_grad=True), Ranks(1), []
+        weight, norms = torch.ones(3, dtype=torch.double, requires_grad=True), []
         optimizer = torch.optim.AdamW([weight], lr=0.1)
-        for silent in ({0, 3, 4, 9}, set(range(11)), {2, 5, 6, 7, 8}):
-            samples = [sample(generator, 4 + place % 3, 1 + place % 3) for place in range(11)]
-            for place in silent:
-                samples[place].advantages.zero_()
-            items = list(samples)
-            for place in silent if skips else ():
-                items[place] = Skipped(place, len(samples[place].sequences), int(samples[place].action_mask.sum()))
-            strategy = ranks.strategy(arguments(4, skips=skips))  # steps of 4, 4 and 3 samples
-            subject = trainer(WholeBatchActorTrainer, items, 11, sample(generator, 4, 0), strategy,
-                              size=1, accumulated=4, by_sample=by_sample, weight=weight)  # fmt: skip
-            subject.aux_loss, subject.args.actor.entropy_coef, subject.args.algo.kl.use_loss = False, None, False
-            step, engine = subject.engine.step, subject.engine
 
-            def stepping(step=step, engine=engine, optimizer=optimizer, weight=weight, found=found):
-                step()
-                if engine.closes:
-                    weight.grad = engine.steps[-1].clone()
-                    found.append(float(torch.nn.utils.clip_grad_norm_([weight], 0.01)))
-                    optimizer.step()
+        def stepping(engine, weight=weight, norms=norms, optimizer=optimizer):
+            step(engine)
+            if engine.closes:
+                weight.grad = engine.steps[-1].clone()
+                norms.append(float(torch.nn.utils.clip_grad_norm_([weight], 0.01)))
+                optimizer.step()
 
-            engine.step = stepping
-            ranks.run(lambda rank, subject=subject: subject.ppo_train(0.0))
-        weights[skips], norms[skips] = weight.detach().clone(), found
-    assert norms[True] == norms[False] and norms[True].count(0.0) == 3 and max(norms[True]) > 0.01
-    assert torch.equal(weights[True], weights[False]) and not torch.equal(weights[True], torch.ones(3).double())
+        monkeypatch.setattr(Engine, "step", stepping)
+        for seed, silent in enumerate((0.4, 1.0, 0.5)):  # steps of 4, 4 and 3 samples
+            Update(WholeBatchActorTrainer, 11, 1, 1, 4, seed, by_sample=by_sample, silent=silent, skips=skips,
+                   weight=weight)  # fmt: skip
+        made.append((norms, weight.tolist()))
+    assert made[0] == made[1] and weight.tolist() != [1.0] * 3
+    assert norms[3:6] == [0.0] * 3 and max(norms) > 0.01
 
 
 def shown_loss(one, weight, cross_entropy):
@@ -534,21 +446,25 @@ def test_the_gradient_with_demonstrations(cross_entropy, shown, **shape):
     def is_shown(one):
         return bool(one.rollout_log_probs.isnan().any())
 
-    def loss(samples, weight):
+    def policy_losses(samples, weight, own_loss):
         losses = of_tokens(filter(is_shown, samples), shown_loss, weight, cross_entropy)
-        own = itertools.filterfalse(is_shown, samples)
-        losses += of_tokens(own, lambda one: surrogate(one, weight) + COEF * k3(one, weight))
+        return losses + of_tokens(itertools.filterfalse(is_shown, samples), own_loss)
+
+    def loss(samples, weight):
+        losses = policy_losses(samples, weight, lambda one: surrogate(one, weight) + COEF * k3(one, weight))
         entropies = mean(of_tokens(samples, entropy, weight))
         return mean(losses) + balance(samples, weight) - (0.0 if cross_entropy else ENTROPY * entropies)
 
     assert_gradients(update, loss)
-    own = [one for one in update.samples if not is_shown(one)]
+    own, weight = [one for one in update.samples if not is_shown(one)], update.weight.detach()
+    wanted = {"ppo_kl": mean(of_tokens(own, moved, weight))} if own else {}
+    if cross_entropy:
+        wanted["policy_loss"] = mean(policy_losses(update.samples, weight, lambda one: surrogate(one, weight)))
     for metrics in update.metrics:  # those of responses are of them only, and missing if there are none
         assert all(map(math.isfinite, metrics.values()))
         assert ("ppo_kl" in metrics) == ("response_length" in metrics) == bool(own)
-        if own:
-            wanted = float(mean(of_tokens(own, moved, update.weight.detach())))
-            assert metrics["ppo_kl"] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        for name, value in wanted.items():
+            assert metrics[name] == pytest.approx(float(value), rel=1e-5, abs=1e-6)
 
 
 def test_a_demonstration_is_no_filtered_response():
@@ -607,22 +523,18 @@ def test_demonstrations_and_fine_tuning_have_no_first_ratio():
     assert "first_ratio" not in tuned.metrics[0] and tuned.trainers[0].first_ratio.require() == (0, 0)
 
 
-def test_a_first_ratio_that_is_not_1_stops_the_run_before_its_optimizer_step():
-    subject = bare_trainer()
-    subject.first_ratio = FirstRatio(0.01)
-    experience = Experience(
-        sequences=torch.zeros(1, 3), action_log_probs=torch.tensor([[-1.0, -9.0]]), action_mask=torch.tensor([[1, 0]])
-    )
+@pytest.fixture
+def closes(monkeypatch):
+    """Of each micro-batch after which the engine is told to step, whether the optimizer does."""
+    result = []
+    monkeypatch.setattr(Engine, "step", lambda engine: result.append(engine.closes))
+    return result
 
-    def loss(experience, *_):
-        subject.first_ratio.add(torch.tensor([[6.0, 0.0]]), experience)  # 7 from what it was, for one token
-        return subject.engine.weight.sum()
 
-    subject.loss = loss
-    subject.train_micro_batch(experience, part_that(closes=False))
-    with pytest.raises(RuntimeError, match=r"\|log ratio\| of 2 tokens is 7, and rounding explains 0\.01"):
-        subject.train_micro_batch(experience, part_that(closes=True))
-    assert subject.engine.steps == []
+def test_a_first_ratio_that_is_not_1_stops_the_run_before_its_optimizer_step(closes):
+    with pytest.raises(RuntimeError, match=r"\|log ratio\| of 17 tokens is 0\.\d+, and rounding explains 0\.0001"):
+        Update(WholeBatchActorTrainer, 6, 1, 2, 3, seed=3, first_ratio=1e-4)
+    assert closes == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -677,9 +589,7 @@ def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
         action_log_probs=torch.tensor([[-1.1, -0.4, 0.0]]),
         action_mask=torch.tensor([[1, 1, 0]]),
     )
-    part = LossContext(
-        MicroBatch(1, True, 1, 1), 2.0, 1, {"dp_size": 1, "batch_num_tokens": 2.0, "global_batch_size": 1.0}
-    )
+    part = SimpleNamespace(normalisers={"dp_size": 1, "batch_num_tokens": 2.0, "global_batch_size": 1.0})
     loss, difference = subject._kl(log_probs, experience, part)
     if not coefficient:
         assert loss == difference == 0
@@ -695,15 +605,12 @@ def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
 
 @pytest.mark.parametrize("kind", [WholeBatchActorTrainer, WholeBatchCriticTrainer])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind, value):
-    subject, losses = bare_trainer(kind), iter([1.0, 2.0, value, 1.0])
-    subject.loss = lambda *_: subject.engine.weight.sum() * next(losses)
-    experience = Experience(sequences=torch.zeros(1, 2))
-    for closes in (False, True, False):
-        subject.train_micro_batch(experience, part_that(closes=closes))
-    with pytest.raises(FloatingPointError, match=f"the loss of {kind.__name__} is {value}"):
-        subject.train_micro_batch(experience, part_that(closes=True))
-    assert len(subject.engine.steps) == 1
+def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(monkeypatch, closes, kind, value):
+    loss, factors = kind.loss, iter([1.0, 2.0, value, 1.0])
+    monkeypatch.setattr(kind, "loss", lambda *given: loss(*given) * next(factors))
+    with pytest.raises(FloatingPointError, match=f"the loss of {kind.__name__} is -?{value}"):
+        Update(kind, 4, 1, 1, 2, seed=3)
+    assert closes == [False, True, False]
 
 
 def parameter_of(*values, part=None, numel=None, trained=True):
@@ -729,34 +636,24 @@ def parameter_of(*values, part=None, numel=None, trained=True):
         (0, [parameter_of(1.0), parameter_of(part=[math.nan, math.nan], numel=1)], None),
     ],
 )
-def test_a_gradient_that_is_not_finite_stops_the_run(kind, skipped, parameters, end):
+def test_a_gradient_that_is_not_finite_stops_the_run(monkeypatch, kind, skipped, parameters, end):
     """DeepSpeed's norm of it is finite (tests/stack/test_not_finite.py)."""
-    generator = torch.Generator().manual_seed(1)
-    ranks, loss_arguments = Ranks(1), (COEF,) if kind is WholeBatchActorTrainer else ()
-    ranks.get_rank = lambda group: 1
-    one, filler = sample(generator, 4, 2), sample(generator, 4, 0)
-    subject = trainer(kind, [one], 1, filler, ranks.strategy(arguments(1)), size=1, accumulated=1,
-                      weight=torch.ones(3, dtype=torch.double, requires_grad=True))  # fmt: skip
-    engine, step = subject.engine, subject.engine.step
-    engine.parameters = lambda: parameters
 
-    def skip():
-        step()
+    def step(engine):
         engine.skipped_steps += skipped
 
-    engine.step = skip
+    monkeypatch.setattr(Engine, "step", step)
+    monkeypatch.setattr(Engine, "parameters", lambda engine: parameters)
+    monkeypatch.setattr(Ranks, "get_rank", lambda self, group: 1, raising=False)
     with pytest.raises(FloatingPointError, match=f"{kind.__name__} .*{end}") if end else nullcontext():
-        ranks.run(lambda _: subject.ppo_train(*loss_arguments))
+        Update(kind, 1, 1, 1, 1, seed=1)
 
 
 @pytest.mark.parametrize(("parallel", "tokens", "shuffles"), [(1, None, True), (2, None, False), (1, 64, False)])
 def test_samples_are_shuffled_unless_others_need_their_order(parallel, tokens, shuffles):
     subject = object.__new__(WholeBatchActorTrainer)
-    subject.args = SimpleNamespace(
-        ds=SimpleNamespace(tensor_parallel_size=parallel),
-        adapt=SimpleNamespace(micro_batch_tokens=tokens),
-        train=SimpleNamespace(dynamic_batch_enable=False),
-    )
+    subject.args = arguments(4, tokens)
+    subject.args.ds.tensor_parallel_size = parallel
     assert subject._shuffles is shuffles
 
 

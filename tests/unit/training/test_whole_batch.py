@@ -8,6 +8,7 @@ import torch
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from ranks import Ranks, arguments
+from test_updates import by_step
 from torch.utils.data import DataLoader
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
@@ -31,13 +32,9 @@ def planned(shares: list[list], args, size: int = 4, *, packed: bool = False) ->
 
 
 def steps(buffer: WholeBatchReplayBuffer) -> list[list[list]]:
-    """The samples of each micro-batch, by optimizer step; a filler's are none."""
-    result, places = [[]], MicroBatches(buffer.plan, shuffle=False)
-    for part, part_places in zip(buffer.plan, places, strict=True):
-        assert (part_places == [len(buffer.items)]) == (part.samples == 0)
-        result[-1].append([buffer.items[place] for place in part_places if part.samples])
-        result += [[]] * part.closes
-    return result[:-1]
+    """The samples of each micro-batch, by optimizer step."""
+    items, parts = [*buffer.items, buffer.filler], MicroBatches(buffer.plan, shuffle=False)
+    return by_step(buffer.plan, [[items[place] for place in places] for places in parts])
 
 
 def test_a_plan_by_tokens_by_hand():
@@ -47,7 +44,7 @@ def test_a_plan_by_tokens_by_hand():
     first, second = planned([[a, b, c, d, e], [f, g, h, i]], arguments(4, 12))
     # A long one beside a short one: a e b d c, and f i g h. 2 x 9 and 2 x 6 tokens: the first are too many.
     assert steps(first) == [[[e], [a]], [[d, b]], [[c]]]
-    assert steps(second) == [[[i], [f]], [[g, h]], [[]]]
+    assert steps(second) == [[[i], [f]], [[g, h]], [["filler"]]]
     assert first.plan[-1] == MicroBatch(1, True, 1, 1) and second.plan[-1] == MicroBatch(0, True, 1, 1)
     # Packed, 9 + 2 tokens fit.
     assert steps(planned([[a, b, c, d, e], [f, g, h, i]], arguments(4, 12), packed=True)[0])[0] == [[e, a]]
@@ -73,11 +70,8 @@ def test_order_and_random_numbers_are_those_of_openrlhfs_loader(count):
 
 def test_take_replaces_what_was_not_trained_on():
     def samples_of(count, value):
-        return Experience(
-            sequences=torch.full((count, 3), value),
-            attention_mask=torch.ones(count, 3),
-            info={"x": torch.ones(count)},
-        )
+        tokens = torch.full((count, 3), value)
+        return Experience(sequences=tokens, attention_mask=torch.ones(count, 3), info={"x": torch.ones(count)})
 
     buffer = WholeBatchReplayBuffer(3)
     buffer.take(samples_of(2, 5), samples_of(1, 0), 2)
