@@ -3,13 +3,12 @@
 import itertools
 from collections import Counter
 from fractions import Fraction
-from types import SimpleNamespace
 
 import pytest
 from fake_stack import DYNAMIC, STATES, digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rollout import SEED, Clock, Engine, arguments, generator_of, hard, rows, texts
+from test_rollout import SEED, Clock, Engine, Generation, arguments, generator_of, hard, rows, texts
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import metrics
@@ -35,11 +34,7 @@ def refilling(data: list, *, batch: int, wanted: list[int], with_fresh=(), **met
     options = {"method": method, "between": (Fraction(-1), Fraction(2))}
     prompts = rows(*map(str, range(len(data))))
     generator = generator_of(Rounds, args, prompts, rows("0", "1"), engines, clock, **options)
-    return SimpleNamespace(generator=generator, calls=calls, clock=clock, begun=begun)
-
-
-def requests(run) -> list:
-    return [call for call in run.calls if call.method == "generate"]
+    return Generation(generator=generator, calls=calls, clock=clock, begun=begun)
 
 
 def by_hand(data: list, start: int, batch: int, wanted: int) -> tuple[range, int, int, bool]:
@@ -77,13 +72,13 @@ class TestRounds:
                 numbers = run.generator.metrics()
                 assert numbers["prompts/rounds"] == rounds
                 assert numbers["groups/wanted"] == wanted[step % len(wanted)]
-                seeds = {call.prompt: call.seed for call in requests(run)}
                 again = {"h": prompt_seed(SEED, step, "reevaluated", 0)} if prompts else {}
-                assert seeds == again | {
+                assert run.seeds() == again | {
                     str(place): prompt_seed(SEED, step, "fresh", number) for number, place in enumerate(prompts)
                 }
                 assert [texts(rollout.hard) for rollout in rollouts] == [["h", "h"]] * bool(prompts)
-                assert [call.method for call in run.calls if call.method != "generate"] == ["wake_up", "sleep"]
+                methods = [method for method, _ in itertools.groupby(call.method for call in run.calls)]
+                assert methods == ["wake_up", *["generate"] * bool(prompts), "sleep"]
                 start, run.clock.step = prompts.stop, step + 1
         asked = Counter(run.begun)
         assert set(asked.values()) <= {1} and len(asked) >= 2  # hard prompts are asked for once in a step
@@ -107,11 +102,9 @@ class TestRounds:
         # the second response to a prompt is sample 0 of its request, so it is always equal to the first
         (rollout,), *_ = run.generator.generate_samples()
         assert texts(rollout.fresh) == ["0", "0", "1", "1", "2", "2", "3"]
-        assert [call.prompt for call in requests(run)] == ["0", "0", "1", "1", "2", "2", "3"]
-        assert len({call.seed for call in requests(run)}) == 7
+        assert [call.prompt for call in run.requests()] == ["0", "0", "1", "1", "2", "2", "3"]
+        assert len({call.seed for call in run.requests()}) == 7
 
-
-# --- whole runs ------------------------------------------------------------------------------------------------------
 
 WORDS = DYNAMIC | {"adapt.batch_size": 10, "adapt.rollout_delay": 2, "train.full_determinism_enable": True}
 

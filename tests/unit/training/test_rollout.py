@@ -44,17 +44,11 @@ class Engine:
     def __getattr__(self, method: str):
         if method.startswith("_"):
             raise AttributeError(method)
-        remote = getattr(self, f"_{method}")
+        remote = getattr(self, f"_{method}", lambda **_: self.calls.append(SimpleNamespace(method=method)))
         return SimpleNamespace(remote=remote, options=lambda num_returns: SimpleNamespace(remote=remote))
 
     def _get_num_unfinished_requests(self) -> int:
         return self.busy
-
-    def _wake_up(self, **kwargs) -> None:
-        self.calls.append(SimpleNamespace(method="wake_up", engine=self.name))
-
-    def _sleep(self, **kwargs) -> None:
-        self.calls.append(SimpleNamespace(method="sleep", engine=self.name))
 
     def _generate_groups(self, requests: list[dict], **shared) -> list:
         groups = [self._generate_responses(**request, **shared) for request in requests]
@@ -79,16 +73,14 @@ class Engine:
         )
 
 
-def arguments(**changed) -> SimpleNamespace:
-    given = {"seed": SEED, "deterministic": True, "batch_size": 3, "samples": 2, "sleep": False} | changed
+def arguments(*, deterministic: bool = True, batch_size: int = 3, sleep: bool = False) -> SimpleNamespace:
+    train = {"seed": SEED, "full_determinism_enable": deterministic, "agent_func_path": None, "num_episodes": 9}
     return SimpleNamespace(
         run=RunConfig(faster=["all"]),
-        train=SimpleNamespace(
-            seed=given["seed"], full_determinism_enable=given["deterministic"], agent_func_path=None, num_episodes=9
-        ),
-        rollout=SimpleNamespace(batch_size=given["batch_size"], n_samples_per_prompt=given["samples"]),
+        train=SimpleNamespace(**train),
+        rollout=SimpleNamespace(batch_size=batch_size, n_samples_per_prompt=2),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), dynamic_filtering_enable=False),
-        vllm=SimpleNamespace(enable_sleep=given["sleep"]),
+        vllm=SimpleNamespace(enable_sleep=sleep),
         adapt=SimpleNamespace(enabled=True, rewards=lambda: None),
     )
 
@@ -147,20 +139,11 @@ class Generation(SimpleNamespace):
 def generation(
     *prompts: str, with_fresh=(), engines: int = 1, evaluation=(), reward=lambda prompt, sample: 1.0, **changed
 ) -> Generation:
-    calls, asked, clock = [], [], Clock(5)
-    args = arguments(**changed)
-
-    def begin_step(step):
-        asked.append(step)
-        return with_fresh
-
+    calls, asked, clock, args = [], [], Clock(5), arguments(**changed)
     engines = [Engine(calls, reward, name, busy=engines - name) for name in range(engines)]
-    options = {"method": {"begin_step": begin_step}}
-    generator = generator_of(OneRound, args, rows(*prompts), rows(*evaluation), engines, clock, **options)
+    method = {"begin_step": lambda step: asked.append(step) or with_fresh}
+    generator = generator_of(OneRound, args, rows(*prompts), rows(*evaluation), engines, clock, method=method)
     return Generation(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
-
-
-# --- seeds ------------------------------------------------------------------------------------------------------------
 
 
 def test_seeds_are_the_same_everywhere():
@@ -187,6 +170,7 @@ class TestSeedsOfAStep:
         if not together:
             run.generator.generate("reevaluated", hard("h", "i"), {})
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        assert run.asked == [5]  # the method's hard prompts, by the rollout alone
         assert {call.engine for call in run.requests()} == set(range(engines))
         assert run.seeds() == {
             "a": prompt_seed(SEED, 5, "fresh", 0),
@@ -198,9 +182,6 @@ class TestSeedsOfAStep:
         }
 
 
-# --- hard prompts -----------------------------------------------------------------------------------------------------
-
-
 def texts(answers: list[Answers]) -> list[str]:
     return [each.prompt.text for each in answers for _ in each.responses]
 
@@ -210,15 +191,6 @@ def last_tokens(answers: list[Answers]) -> list[list[int]]:
 
 
 class TestAlong:
-    def test_samples_are_given_once_and_in_order(self):
-        run = generation("a", "b", with_fresh=hard("i", "h", "j"))
-        rollout = rollout_of(run)
-        assert texts(rollout.fresh) == ["a", "a", "b", "b"]
-        again = rollout.hard
-        assert texts(again) == ["i", "i", "h", "h", "j", "j"]
-        assert last_tokens(again) == [[10, 11]] * 3  # the G of a prompt in their order
-        assert [each.prompt.label for each in again] == ["label of i", "label of h", "label of j"]
-
     def test_wait_if_the_engines_hold_older_weights(self):
         run = generation("a", "b", "c", with_fresh=hard("h"))
         run.generator.rollouts.rollout_weights = SimpleNamespace(weights_version=4)
@@ -226,12 +198,6 @@ class TestAlong:
         assert rollout_of(run) is None
         assert rollout_of(run).hard_prompts_left == hard("h")  # of another epoch
         assert {request.prompt for request in run.requests()} == set("abc")
-
-    def test_evaluation_and_reevaluation_ask_for_none(self):
-        run = generation("a", "b", with_fresh=hard("h"), evaluation="vw")
-        run.generator.generate_eval_samples(n_samples_per_prompt=1)
-        assert texts(run.generator.generate("reevaluated", hard("i", "j"), {})) == ["i", "i", "j", "j"]
-        assert run.asked == []
 
     def test_are_sampled_as_the_fresh_ones(self):
         run = generation("a", with_fresh=[Prompt("h", "l", ["image.png"])])
@@ -242,14 +208,6 @@ class TestAlong:
         assert (again.sampling_params.temperature, again.sampling_params.top_p) == (0.3, 0.8)
         assert again.sampling_params.logprobs == 1  # a response may be trained on later
         assert (again.sampling_params.max_tokens, again.max_length, again.num_samples) == (17, 64, 2)
-
-    def test_are_done_before_the_engines_sleep(self):
-        run = generation("a", with_fresh=hard("h"), sleep=True)
-        run.generator.generate_samples()
-        assert [call.method for call in run.calls] == ["wake_up", "generate", "generate", "sleep"]
-        del run.calls[:]
-        run.generator.generate("reevaluated", hard("i"), {})
-        assert [call.method for call in run.calls] == ["wake_up", "generate", "sleep"]
 
     def test_seconds_of_waiting_are_those_after_the_fresh_ones(self, monkeypatch):
         from bapo_openrlhf.training.trainer import generator
@@ -265,14 +223,12 @@ class TestOrder:
     @settings(derandomize=True, database=None)
     def test_is_that_of_the_data_whichever_is_done_first(self, prompts, data):
         """A prompt may come twice. Its groups are then in the order of their requests, which also have other seeds."""
-        count = len(prompts)
-        finished = data.draw(st.permutations(range(count)))
-        run = generation(*prompts, batch_size=count)
-
-        order = []
+        count, along, order = len(prompts), hard("i", "h", "j"), []
+        finished = data.draw(st.permutations(range(count + 3)))
+        run = generation(*prompts, with_fresh=along, batch_size=count)
 
         def wait(refs, **_):
-            order[:] = order or refs  # as they were sent
+            order.extend(ref for ref in refs if ref not in order)  # as they were sent
             first = min(refs, key=lambda ref: finished[order.index(ref)])
             return [first], [ref for ref in refs if ref is not first]
 
@@ -280,7 +236,8 @@ class TestOrder:
             patch.setattr(ray, "wait", wait)
             (rollout,), *rest = run.generator.generate_samples()
         assert texts(rollout.fresh) == [text for text in prompts for _ in range(2)]
-        assert last_tokens(rollout.fresh) == [[10, 11]] * count
+        assert [each.prompt for each in rollout.hard] == along
+        assert last_tokens([*rollout.fresh, *rollout.hard]) == [[10, 11]] * (count + 3)  # the G of a prompt in order
         assert rest == [None, count, False]
         assert len(groups_of(rollout.fresh, first_uid=0, step=0, weights_version=0)) == count
 
@@ -292,9 +249,6 @@ class TestOrder:
         )
         generation("a", "b", "c").generator.generate_samples()
         assert order == ["wait", "make", "make"] * 3
-
-
-# --- rewards ----------------------------------------------------------------------------------------------------------
 
 
 NUMBERS = [
@@ -405,28 +359,17 @@ class TestUsable:
 class TestEvaluation:
     """OpenRLHF makes one tensor of all rewards: a response without one would end the run."""
 
-    def metrics(self, reward, size: int = 2) -> dict[str, float]:
-        run = generation(evaluation="vwxyz", reward=reward)
-        samples = run.generator.generate_eval_samples(n_samples_per_prompt=size)
-        return compute_eval_metrics(run.generator.evaluation, samples, size)
-
-    def test_prompts_without_all_rewards_are_left_out(self):
-        rewards = {"v": (1.0, 0.0), "w": (1.0, None), "x": (0.0, 0.0), "y": (math.nan, 1.0), "z": (1.0, 1.0)}
-        result = self.metrics(lambda prompt, sample: rewards[prompt][sample])
-        assert result["eval_data_pass1"] == pytest.approx(1 / 2)  # v, x and z: 1/2, 0, 1
-        assert result["eval_data_pass2"] == pytest.approx(2 / 3)
-        assert result["eval_num_samples"] == 6
-
-    def test_groups_are_those_of_the_evaluation(self):
-        # G is 2 in training and 5 here: one of 25 responses failed
-        result = self.metrics(lambda prompt, sample: None if (prompt, sample) == ("x", 4) else 1.0, size=5)
-        assert result["eval_num_samples"] == 20 and result["eval_data_pass1"] == 1.0
-
-    def test_all_prompts_are_asked_at_once(self, monkeypatch):
+    def test_all_prompts_are_asked_at_once_and_those_without_all_rewards_are_left_out(self, monkeypatch):
+        """A group has 4 responses here, and 2 in training. A step of training has 3 prompts."""
         waiting = []
         monkeypatch.setattr(ray, "wait", lambda refs, **_: (waiting.append(len(refs)) or refs[-1:], refs[:-1]))
-        self.metrics(lambda prompt, sample: 1.0)  # a training step has 3 prompts
-        assert waiting == [5, 4, 3, 2, 1]
+        rewards = {"v": [1, 0, 1, 0], "w": [1, 1, 1, None], "x": [0] * 4, "y": [math.nan, 1, 1, 1], "z": [1] * 4}
+        run = generation(evaluation="vwxyz", reward=lambda prompt, sample: rewards[prompt][sample])
+        samples = run.generator.generate_eval_samples(n_samples_per_prompt=4)
+        result = compute_eval_metrics(run.generator.evaluation, samples, 4)
+        assert result["eval_data_pass1"] == pytest.approx(1 / 2)  # v, x and z: 1/2, 0, 1
+        assert result["eval_data_pass4"] == pytest.approx(2 / 3)
+        assert result["eval_num_samples"] == 12 and waiting == [5, 4, 3, 2, 1]
 
     def test_the_engines_sleep_after_it_also_if_it_fails(self):
         def reward(prompt, sample):
