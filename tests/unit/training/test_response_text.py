@@ -53,35 +53,18 @@ def test_a_response_that_changes_the_end_of_the_prompt_has_its_own_text(tokenize
     assert texts(tokenizer, tokens[:1], tokens[1:]) == ("éx", "\ufffdx")
 
 
-def positional(queries, prompts, labels):
-    return 0
-
-
 def named(queries, prompts, labels, responses):
     return responses
-
-
-def any_keyword(queries, prompts, labels, **kwargs):
-    return kwargs["responses"]
-
-
-def several(queries, prompts, labels, *responses):
-    return len(responses)
-
-
-@functools.wraps(named)
-def wrapped(queries, prompts, labels):
-    return named(queries, prompts, labels, "wrapped")
 
 
 @pytest.mark.parametrize(
     ("function", "returned", "names"),
     [
-        (positional, 0, False),
         (named, ["r"], True),
-        (any_keyword, ["r"], False),
-        (several, 0, False),
-        (wrapped, "wrapped", True),
+        (lambda queries, prompts, labels: 0, 0, False),
+        (lambda queries, prompts, labels, **keywords: keywords["responses"], ["r"], False),
+        (lambda queries, prompts, labels, *responses: len(responses), 0, False),
+        (functools.wraps(named)(lambda queries, prompts, labels: "wrapped"), "wrapped", True),
         (max, ["q"], False),
     ],
 )

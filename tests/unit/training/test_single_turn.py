@@ -27,6 +27,7 @@ def reward_func(queries, prompts, labels):
     size = float(len(queries[0]))
     return {"rewards": size, "scores": size / 2, "extra_logs": {"label": float(labels[0])}}
 """
+NONE = {"reward": None, "scores": None, "extra_logs": {}}  # the verdict of a call that failed
 
 
 class Tokenizer:
@@ -58,12 +59,13 @@ class Llm:
     errored = False
 
     def __init__(self, gate=None):
-        self.asked, self.gate = [], gate
+        self.asked, self.images, self.gate = [], [], gate
         self.places = {}  # next place of a request for one response, by prompt
 
     async def generate(self, prompt, params, request_id):
         tokens = prompt["prompt_token_ids"]
         self.asked.append((tokens, params))
+        self.images.append(prompt.get("multi_modal_data", {}).get("image"))
         if params.n == 1:
             place = next(self.places.setdefault(tuple(tokens), itertools.count()))
             yield self.output(tokens, place, params, 0, 99, index=0)
@@ -113,7 +115,6 @@ def request(prompt="abc", label="7", **more):
 def theirs(executor, prompts, **shared):
     """What OpenRLHF's own engine makes."""
     engine = engine_of(Engine, executor)
-
     make = partial(engine.generate_responses, hf_tokenizer=engine.tokenizer, **shared)
     return [asyncio.run(make(**request(prompt))) for prompt in prompts]
 
@@ -128,20 +129,16 @@ def shared(max_length=30, **sampling):
     return {"sampling_params": SamplingParams(**given), "max_length": max_length, "num_samples": SIZE}
 
 
-def assert_all_equal(responses, wanted):
-    for response, response_wanted in zip(responses, wanted, strict=True):
-        assert_equal(response, response_wanted)
-
-
-def assert_equal(response, wanted):
-    assert set(response) == {*wanted}
-    for name, value in wanted.items():
-        actual = response[name]
-        if isinstance(actual, np.ndarray):
-            assert actual.dtype == (np.int32 if name == "observation_tokens" else np.float32)
-            assert actual.tolist() == torch.tensor(value).tolist()
-        else:
-            assert actual == value, name
+def assert_equal(responses, all_wanted):
+    for response, wanted in zip(responses, all_wanted, strict=True):
+        assert set(response) == {*wanted}
+        for name, value in wanted.items():
+            actual = response[name]
+            if isinstance(actual, np.ndarray):
+                assert actual.dtype == (np.int32 if name == "observation_tokens" else np.float32)
+                assert actual.tolist() == torch.tensor(value).tolist()
+            else:
+                assert actual == value, name
 
 
 @pytest.mark.parametrize("prompts", [["abc"], ["abc", "defgh"]])
@@ -169,7 +166,7 @@ def test_is_what_openrlhf_makes(tmp_path, prompts, asked, rewarded):
     if pool is not None:
         pool.close()
     for group, group_wanted in zip(groups, wanted, strict=True):
-        assert_all_equal(pickle.loads(pickle.dumps(group)), group_wanted)
+        assert_equal(pickle.loads(pickle.dumps(group)), group_wanted)
     assert engine.tokenizer.asked == prompts  # each once
     assert len(engine.llm.asked) == len(prompts)
     assert len(engine.tokenizer.decoded) == (0 if path is None else 2 * len(prompts) * asked["num_samples"])
@@ -220,7 +217,7 @@ def test_a_function_in_the_engine_is_checked_and_its_failures_are_counted(tmp_pa
     right = asyncio.run(executor.by_function("a", "b", "rewards", ""))
     assert right == {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
     judged = asyncio.run(executor.judged(Tokenizer(), [97], [], "a", "reward"))
-    assert judged == {"reward": None, "scores": None, "extra_logs": {}}
+    assert judged == NONE
     assert str(executor.failures).endswith(f"({path}:1)")  # it returned no rewards
     for query in "ab":
         with pytest.raises(ZeroDivisionError):
@@ -241,68 +238,27 @@ def test_failures_of_an_endpoint_are_counted(monkeypatch):
     assert "ClientConnectorError" in text and "asked 5 times" in text and text.endswith("(http://127.0.0.1:1/judge)")
 
 
-class Server:
-    """A reward server for `aiohttp`, and the session that asks it. Each request gets the next answer."""
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("bad", [{"score": 1}, {"rewards": ["0.5"]}])
+def test_an_answer_of_a_server_is_checked_as_that_of_a_function(monkeypatch, bad, sent):
+    """serve_rm.py answers with lists of one entry. Real servers are asked in tests/unit/launch/test_rewards.py."""
+    full = {"rewards": [0.25], "scores": [0.5], "extra_logs": {"dummy_scores": [0.75]}}
+    asked, answers = [], [bad, full, bad, {"rewards": [0.5]}]
 
-    def __init__(self, *answers):
-        self.answers, self.asked = iter(answers), []
+    async def answer_of(*request):
+        asked.append(request)
+        return answers[len(asked) - 1]
 
-    def __call__(self, **kwargs):
-        return self
-
-    def post(self, url, json):
-        self.asked.append((url, json))
-        return self
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *error): ...
-
-    def raise_for_status(self): ...
-
-    async def json(self):
-        return next(self.answers)
-
-
-def judged_by_server(monkeypatch, *answers, sent=False):
-    """The executor, and what it makes of each answer of a server."""
-    monkeypatch.setattr(reward_server.aiohttp, "ClientSession", server := Server(*answers))
+    monkeypatch.setattr(reward_server, "answer_of", answer_of)
     executor = SingleTurn("http://judge/")
     executor.send_responses = sent
     judged = [asyncio.run(executor.judged(Tokenizer(), [97, 98], [99], "AB", "7")) for _ in answers]
+    plain = {"reward": 0.5, "scores": 0.5, "extra_logs": {}}
+    assert judged == [NONE, {"reward": 0.25, "scores": 0.5, "extra_logs": {"dummy_scores": 0.75}}, NONE, plain]
     request = {"query": ["abc"], "prompts": ["AB"], "labels": ["7"], **({"responses": ["c"]} if sent else {})}
-    assert server.asked == [("http://judge/", request)] * len(answers)
-    return executor, judged
-
-
-@pytest.mark.parametrize("answer", [{"score": 1}, {"rewards": ["0.5"]}])
-def test_an_answer_of_a_server_is_checked_as_that_of_a_function(monkeypatch, answer):
-    executor, judged = judged_by_server(monkeypatch, answer, {"rewards": [0.5]}, answer)
-    none = {"reward": None, "scores": None, "extra_logs": {}}
-    assert judged == [none, {"reward": 0.5, "scores": 0.5, "extra_logs": {}}, none]
+    assert asked == [("http://judge/", request)] * 4
     text = str(executor.failures)
-    assert "2 x invalid" in text and str(answer.get("rewards", answer)) in text and text.endswith("(http://judge/)")
-
-
-@pytest.mark.parametrize("sent", [False, True])
-def test_an_answer_of_openrlhfs_server_is_taken(monkeypatch, sent):
-    """serve_rm.py answers with lists of one entry for each query."""
-    answer = {"rewards": [0.25], "scores": [0.5], "extra_logs": {"dummy_scores": [0.75]}}
-    executor, judged = judged_by_server(monkeypatch, answer, sent=sent)
-    assert judged == [{"reward": 0.25, "scores": 0.5, "extra_logs": {"dummy_scores": 0.75}}]
-    assert not executor.failures.kinds
-
-
-def test_responses_with_seeds_have_requests_of_their_own():
-    engine = engine_of(RolloutEngine, SingleTurn())
-    asked = [request("abc", seed=99), request("def", seed=100)]
-    groups = asyncio.run(engine.generate_groups(asked, **shared()))
-    for group, wanted in zip(groups, theirs(SingleTurnAgentExecutor(), ["abc", "def"], **shared()), strict=True):
-        assert_all_equal(group, wanted)
-    seeds = [request_seed(seed, sample) for seed in (99, 100) for sample in range(SIZE)]
-    assert [params.seed for _, params in engine.llm.asked] == seeds
-    assert {params.n for _, params in engine.llm.asked} == {1}
+    assert "2 x invalid" in text and str(bad.get("rewards", bad)) in text and text.endswith("(http://judge/)")
 
 
 def test_an_error_of_vllm_comes_through():
@@ -347,29 +303,21 @@ class Processor(Tokenizer):
 
 
 def test_a_prompt_with_images_is_what_openrlhf_makes_of_it():
-    asked, picture = request("abc", images=[Image.new("RGB", (2, 2))]), {}
-
-    class Seeing(Llm):
-        async def generate(self, prompt, params, request_id):
-            picture[request_id] = prompt["multi_modal_data"]["image"]
-            async for output in super().generate(prompt, params, request_id):
-                yield output
-
-    made = {}
+    asked, made = request("abc", images=[Image.new("RGB", (2, 2))]), {}
     for kind, executor in ((Engine, SingleTurnAgentExecutor()), (RolloutEngine, SingleTurn())):
-        engine = engine_of(kind, executor, Seeing())
+        engine = engine_of(kind, executor)
         engine.tokenizer = Processor()
         if kind is Engine:
             making = engine.generate_responses(**asked, hf_tokenizer=engine.tokenizer, **shared())
         else:
             making = engine.generate_groups([asked], **shared())
         made[kind] = list(asyncio.run(making))
-    assert list(picture.values()) == [asked["images"]] * (SIZE + 1)
+        assert engine.llm.images == [asked["images"]] * (SIZE if kind is Engine else 1)
     for response, wanted in zip(made[RolloutEngine], made[Engine], strict=True):
         pixels, pixels_wanted = (one.pop("mm_train_inputs") for one in (response, wanted))
         assert list(pixels) == list(pixels_wanted) == ["pixel_values"]
         assert torch.equal(pixels["pixel_values"], pixels_wanted["pixel_values"])
-        assert_equal(response, wanted)
+    assert_equal(made[RolloutEngine], made[Engine])
     engine.tokenizer.decode = None  # the prompt is too long, and cannot be cut as text can
     with pytest.raises(ValueError, match="4 tokens, and 9 of 12 are for the response"):
         asyncio.run(engine.generate_groups([asked], **shared(max_length=12)))
@@ -453,7 +401,8 @@ def test_all_responses_begin_with_a_prefix_that_is_context(tmp_path, seed, lengt
     prompt = [ord(letter) for letter in "abcdefg"][7 - min(7, length - 9) :]
     context, most = [*prompt, 120, 121], 9 - 2
     assert all(tokens == context and params.max_tokens == most for tokens, params in engine.llm.asked)
-    assert len(engine.llm.asked) == (1 if seed is None else SIZE)
+    seeds = [None] if seed is None else [request_seed(seed, sample) for sample in range(SIZE)]
+    assert [params.seed for _, params in engine.llm.asked] == seeds
     for place, response in enumerate(pickle.loads(pickle.dumps(group))):
         tokens, log_probs, reason = response_to(context, place)
         assert response["observation_tokens"].tolist() == context + tokens[:most]
