@@ -1,12 +1,15 @@
-"""The workers: what they load and build, generators of random numbers, and the critic's schedule."""
+"""The workers: what they load and build, their port, generators of random numbers, and the critic's schedule."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
 import torch
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
+from torch.distributed import TCPStore
 
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.host import plain_class
 from bapo_openrlhf.training.worker import updates, workers
 
 
@@ -31,6 +34,23 @@ def parse(*words):
     """The arguments of a run, with flags as words, NAME or NAME=VALUE."""
     given = {name: f"--{name}={value}" for name, value in FLAGS.items()}
     return arguments.parse([*(given | {word.partition("=")[0]: f"--{word}" for word in words}).values()])
+
+
+@pytest.mark.parametrize(
+    "model", ["AdaptedPolicy", "AdaptedCritic", "Reference", "Reward", "PlainPolicy", "PlainCritic"]
+)
+def test_only_torch_can_listen_on_the_port_of_the_workers(monkeypatch, model):
+    """It is chosen early by OpenRLHF's constructor on rank 0, and kept until torch listens on it."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")
+    worker = plain_class(getattr(workers, f"{model}Actor"))(1, 0, "127.0.0.1", None)
+    _, port = worker.get_master_addr_port()
+    other = socket.socket()  # of a process that sets SO_REUSEADDR only when it listens itself
+    with pytest.raises(OSError, match="Address already in use"):
+        other.bind(("", port))
+    store = TCPStore("127.0.0.1", port, world_size=1, is_master=True)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def test_a_rank_shuffles_as_it_would_have():
@@ -218,9 +238,9 @@ def test_models_and_trainers_are_built_as_openrlhf_builds_them(monkeypatch, tmp_
     assert calls == wanted and attributes == as_theirs
 
 
-def calls_of(kind, args, more, monkeypatch):
-    """What a worker calls while it loads, and the attributes that it has then."""
-    calls = []
+def calls_of(kind, args, more, monkeypatch, repairs=None):
+    """What a worker calls while it loads, and the attributes that it has then. `repairs` gets names and models."""
+    calls, repairs = [], [] if repairs is None else repairs
     strategy = Strategy(args, calls)
 
     def noted(name, kwargs_of=lambda kwargs: kwargs):
@@ -237,19 +257,18 @@ def calls_of(kind, args, more, monkeypatch):
         calls.append(("model", args, kwargs))
         return Loaded(calls, *args, **kwargs)
 
-    for module, model in ((ppo_actor, "Actor"), (launcher, "Actor"), (workers, "Actor"), (workers, "SlicedActor"),
-                          (ppo_critic, "get_llm_for_sequence_regression"),
-                          (workers, "get_llm_for_sequence_regression")):  # fmt: skip
+    for module, model in ((ppo_actor, "Actor"), (launcher, "Actor"), (workers, "Actor"), (workers, "SlicedActor")):
         monkeypatch.setattr(module, model, load)
+    for module in (ppo_critic, launcher, workers):
+        monkeypatch.setattr(module, "get_llm_for_sequence_regression", load)
     for module in (ppo_actor, ppo_critic, workers):
         monkeypatch.setattr(module, "get_tokenizer", tokenizer)
     for module, trainer in ((ppo_actor, "ActorPPOTrainer"), (ppo_critic, "CriticPPOTrainer")):
         monkeypatch.setattr(module, trainer, noted("trainer", without_unused))
         monkeypatch.setattr(module, "offload_deepspeed_states", noted("offload"))
-    monkeypatch.setattr(workers.PlainPolicyWorker, "trainer_class", staticmethod(noted("trainer")))
-    monkeypatch.setattr(workers.PlainCriticWorker, "trainer_class", staticmethod(noted("trainer")))
+    monkeypatch.setattr(kind, "trainer_class", staticmethod(noted("trainer")), raising=False)
     for repair in ("make_savable", "restore_frequencies", "restore_normalisation"):
-        monkeypatch.setattr(workers, repair, lambda model: None)
+        monkeypatch.setattr(workers, repair, lambda model, repair=repair: repairs.append((repair, model)))
     monkeypatch.setattr(workers, "without_noise", noted("without_noise"))
     worker = object.__new__(kind)
     worker.init_model_from_pretrained(strategy, "model", *more)
@@ -269,26 +288,20 @@ def test_only_an_adapted_run_sets_the_noise_of_its_models_to_0(monkeypatch, kind
     assert not noiseless or names.index("model") < names.index("without_noise") < names.index("prepare")
 
 
-@pytest.mark.parametrize("kind", ["PolicyWorker", "CriticWorker", "ReferenceWorker", "RewardWorker"])
-def test_buffers_are_restored_when_all_is_loaded(monkeypatch, kind):
-    args = parse("train.enable_ema")
-    restored, normalised, savable, strategy = [], [], [], Strategy(args, [])
-    with monkeypatch.context() as patched:
-        patched.setattr(workers.REWARD, "init_model_from_pretrained", lambda self, *_: setattr(self, "model", "reward"))
-        patched.setattr(workers, "Actor", lambda *_, **__: Loaded([]))
-        patched.setattr(workers, "get_llm_for_sequence_regression", lambda *_, **__: Loaded([]))
-        patched.setattr(workers, "get_tokenizer", lambda *_, **__: None)
-        patched.setattr(workers, "restore_frequencies", restored.append)
-        patched.setattr(workers, "restore_normalisation", normalised.append)
-        patched.setattr(workers, "make_savable", savable.append)
-        worker = object.__new__(getattr(workers, kind))
-        patched.setattr(type(worker), "trainer_class", staticmethod(lambda *_, **__: None), raising=False)
-        worker.init_model_from_pretrained(strategy, "model", *{"Policy": (1, None), "Critic": (1,)}.get(kind[:-6], ()))
-    models = [value for name in ("actor", "ema_model", "critic", "model") if (value := getattr(worker, name, None))]
-    assert len(restored) == (2 if kind == "PolicyWorker" else 1)
-    assert all(one is other for one, other in zip(restored, models, strict=True))
-    assert len(normalised) == (kind in ("CriticWorker", "RewardWorker"))
-    assert savable == (restored if kind == "PolicyWorker" else [])
+@pytest.mark.parametrize(
+    ("kind", "more", "models", "done"),
+    [
+        ("PolicyWorker", (100, None), ("actor", "ema_model"), ("make_savable", "restore_frequencies")),
+        ("CriticWorker", (100,), ("critic",), ("restore_normalisation", "restore_frequencies")),
+        ("ReferenceWorker", (), ("model",), ("restore_frequencies",)),
+        ("RewardWorker", (), ("model",), ("restore_normalisation", "restore_frequencies")),
+    ],
+)
+def test_models_are_mended_when_they_are_loaded(monkeypatch, kind, more, models, done):
+    repairs = []
+    _, attributes = calls_of(getattr(workers, kind), parse("train.enable_ema"), more, monkeypatch, repairs)
+    wanted = [(repair, id(attributes[name])) for name in models for repair in done]
+    assert [(repair, id(model)) for repair, model in repairs] == wanted
 
 
 def test_the_critics_schedule_spans_its_pretraining(monkeypatch):
@@ -308,12 +321,9 @@ def test_the_critic_makes_its_epochs_for_each_of_the_actors():
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        ("algorithm=bapo_grpo", workers.SlicedActor),
-        ("algorithm=bapo_grpo run.faster=weights", workers.Actor),
-        ("algorithm=ppo run.faster=log_probs", workers.SlicedActor),
-    ],
+    ("words", "faster"),
+    [("bapo_grpo", True), ("bapo_grpo run.faster=weights", False), ("ppo run.faster=log_probs", True)],
 )
-def test_the_class_of_the_actor_follows_the_flag(words, kind):
-    assert workers.actor_class_of(parse("rollout.n_samples_per_prompt=4", *words.split())) is kind
+def test_the_class_of_the_actor_follows_the_flag(words, faster):
+    args = parse("rollout.n_samples_per_prompt=4", *f"algorithm={words}".split())
+    assert workers.actor_class_of(args) is (workers.SlicedActor if faster else workers.Actor)
