@@ -62,20 +62,15 @@ class TestRun:
         words = {"adapt.partial_rollout_tokens": budget, "adapt.rollout_delay": delay}
         words |= {"train.async_enable": True, "train.async_queue_size": queue} if queue else {}
         made = world(prompts=prompts, algorithm=algorithm, **WORDS | words)
-        made.seen, made.counts, begun = watched(made), [], []
-        generate, save = made.engines[0].generate_responses, made.trainer.save_logs_and_checkpoints
-        generator = made.trainer.samples_generator
+        made.seen, made.counts = watched(made), []
+        generator, save = made.trainer.samples_generator, made.trainer.save_logs_and_checkpoints
 
         def save_logs_and_checkpoints(*args):
             made.trainer.rollout_weights.queue.wait()
-            made.counts.append((len(begun), groups_in_flight(made) if queue else len(generator.fresh.in_flight)))
+            begun = sum(request.prefix is None for request in made.requests)
+            made.counts.append((begun, groups_in_flight(made) if queue else len(generator.fresh.in_flight)))
             save(*args)
 
-        def generate_responses(**request):
-            begun.extend([1] * ("prefix" not in request))
-            return generate(**request)
-
-        made.engines[0].generate_responses = generate_responses
         made.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
         made.trainer.fit()
         return made

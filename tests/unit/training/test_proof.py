@@ -1,9 +1,12 @@
 """What a run proves of itself in its first steps, and what it warns of."""
 
+import functools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_stack import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,22 +16,20 @@ from bapo_openrlhf.training.trainer.proof import Proof
 from bapo_openrlhf.training.trainer.run_state import RunState
 
 MOST, WARNED = 0.02, 0.003
+MODEL = "actor.model_name_or_path"
+
+
+@functools.cache
+def arguments_of(*flags):
+    return World.arguments(Path("unused"), {"adapt.max_gap": MOST, **dict(flags)})
 
 
 class Run:
     """A proof without a run around it, and the warnings that it gave."""
 
-    def __init__(self, *, since=0, model="model", **flags):
+    def __init__(self, *, since=0, **flags):
         self.warnings, self.asked = [], []
-        adapt = {"max_gap": MOST, "keep_dropout": False, "ratio": "behaviour"}
-        lora = {"rank": 0, "dropout": 0.0}
-        self.args = SimpleNamespace(
-            actor=SimpleNamespace(model_name_or_path=str(model)),
-            adapt=SimpleNamespace(**{name: flags.get(name, value) for name, value in adapt.items()}),
-            rollout=SimpleNamespace(top_p=flags.get("top_p", 1.0)),
-            train=SimpleNamespace(agent_func_path=flags.get("agent")),
-            ds=SimpleNamespace(lora=SimpleNamespace(**{name: flags.get(name, value) for name, value in lora.items()})),
-        )
+        self.args = arguments_of(*flags.items())
         self.state = RunState(step=since, weights_since=since)
         self.proof = Proof(self.args, state=self.state, warn=lambda *warning: self.warnings.append(warning), actor=self)
 
@@ -55,14 +56,11 @@ class Run:
 def configs():
     """The name of a model is its config.json, and `model` is a dense one."""
 
-    class Config:
-        @staticmethod
-        def from_pretrained(name, trust_remote_code):
-            found = {} if name == "model" else json.loads(name)
-            return SimpleNamespace(to_dict=lambda: found)
+    def from_pretrained(name, trust_remote_code):
+        return SimpleNamespace(to_dict=lambda: {} if name == "model" else json.loads(name))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "AutoConfig", Config)
+        patch.setattr(proof, "AutoConfig", SimpleNamespace(from_pretrained=from_pretrained))
         yield
 
 
@@ -95,30 +93,28 @@ def test_it_ends_by_the_mean_over_a_thousand_tokens_before_and_after_the_first_u
 
 @pytest.mark.parametrize(("since", "agent"), [(0, None), (7, "agent.py")])
 def test_what_is_said_of_the_first_step_of_a_process(since, agent):
-    run = Run(since=since, agent=agent)
+    run = Run(since=since, **{"train.agent_func_path": agent})
     assert run.step(5.0, 2000) == "ends" and "adapt.max_gap is 0.02" in run.error
     assert ("beside those" in run.error) == (since == 0)  # at the beginning both have read the folder
     assert ("the agent" in run.error) == bool(agent)
-    warned = Run(since=since, max_gap=0.5)
+    warned = Run(since=since, **{"adapt.max_gap": 0.5})
     assert warned.step(0.4, 2000) == "warns" and warned.warnings[0][:2] == (since + 1, "gap")
 
 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"top_p": 0.9}, "rollout.top_p is 0.9"),
-        ({"model": json.dumps({"num_local_experts": 8})}, "experts"),
-        ({"model": json.dumps({"text_config": {"n_routed_experts": 64}})}, "experts"),
-        ({"model": json.dumps({"quantization_config": {"quant_method": "fp8"}})}, "quantized"),
+        ({"rollout.top_p": 0.9}, "rollout.top_p is 0.9"),
+        ({MODEL: json.dumps({"num_local_experts": 8})}, "experts"),
+        ({MODEL: json.dumps({"text_config": {"n_routed_experts": 64}})}, "experts"),
+        ({MODEL: json.dumps({"quantization_config": {"quant_method": "fp8"}})}, "quantized"),
+        ({MODEL: json.dumps({"num_experts": 1, "num_experts_per_tok": None})}, None),  # a dense model
     ],
 )
 def test_what_is_known_to_differ_only_warns(flags, named):
     run = Run(**flags)
-    assert run.step(5.0, 2000) == "warns" and named in run.warnings[0][2]
-
-
-def test_one_expert_is_a_dense_model():
-    assert Run(model=json.dumps({"num_experts": 1, "num_experts_per_tok": None})).step(5.0, 2000) == "ends"
+    assert run.step(5.0, 2000) == ("warns" if named else "ends")
+    assert not named or named in run.warnings[0][2]
 
 
 def batch(*on_policy):
@@ -130,11 +126,11 @@ def batch(*on_policy):
     [
         ({}, (True, True), [0.05]),  # twice the gap
         ({}, (True, False), [None]),
-        ({"ratio": "decoupled"}, (True, False), [0.05]),
-        ({"keep_dropout": True}, (True, True), []),
-        ({"rank": 8}, (True, True), [0.05]),
-        ({"rank": 8, "dropout": 0.1}, (True, True), []),
-        ({"dropout": 0.1}, (True, True), [0.05]),
+        ({"adapt.ratio": "decoupled"}, (True, False), [0.05]),
+        ({"adapt.keep_dropout": True}, (True, True), []),
+        ({"ds.lora.rank": 8}, (True, True), [0.05]),
+        ({"ds.lora.rank": 8, "ds.lora.dropout": 0.1}, (True, True), []),
+        ({"ds.lora.dropout": 0.1}, (True, True), [0.05]),
     ],
 )
 def test_when_the_actor_looks_at_the_first_ratio(no_ray, flags, on_policy, asked):

@@ -1,6 +1,7 @@
 """A trainer that is told to stop: where it stops, what it saves, and what its resume is."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_stack import AdaptedPPOTrainer, World, trained, without_times
@@ -19,17 +20,11 @@ def stop_in(run: World, step: int, phase: str) -> World:
     """Tell the trainer to stop when a phase begins."""
 
     class Told(RunState):
-        @property
-        def phase(self) -> str:
-            return self.now
-
-        @phase.setter
-        def phase(self, name: str) -> None:
-            self.now = name
-            if (self.step, name) == (step, phase):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "phase" and (self.step, value) == (step, phase):
                 run.trainer.stop()
 
-    run.trainer.state.now = run.trainer.state.__dict__.pop("phase")
     run.trainer.state.__class__ = Told
     return run
 

@@ -15,13 +15,6 @@ from bapo_openrlhf.training.worker import weight_sync
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer, parcels
 
 
-class Remote:
-    """A method of a Ray actor that runs at once and returns its result instead of a reference."""
-
-    def __init__(self, method):
-        self.remote = method
-
-
 class Wire:
     """A process group in which the other ranks receive what rank 0 broadcasts."""
 
@@ -54,9 +47,9 @@ class Engine:
         )
         if wire:
             self.worker.device, self.worker._model_update_group = torch.device("cpu"), wire.receiver()
-        self.update_weights = Remote(lambda *given: self.later(receive, given))
-        self.borrow_weights = Remote(lambda *given: self.later(borrow, given))
-        self.reset_prefix_cache = Remote(lambda: setattr(self, "resets", self.resets + 1))
+        self.update_weights = SimpleNamespace(remote=lambda *given: self.later(receive, given))
+        self.borrow_weights = SimpleNamespace(remote=lambda *given: self.later(borrow, given))
+        self.reset_prefix_cache = SimpleNamespace(remote=lambda: setattr(self, "resets", self.resets + 1))
 
     def load(self, weights):
         self.messages += 1
