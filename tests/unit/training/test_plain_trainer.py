@@ -3,26 +3,25 @@
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from fake_stack import DYNAMIC, Ref, World, copied, tokens_of
+from test_record_of_runs import assert_counted
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.run_record import read_answers, read_groups, read_warnings
 from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
 
+PLAIN = {"algorithm": "grpo", "kind": RecordedPPOTrainer}
+
 
 def test_a_response_without_a_reward_stops_the_run_and_the_commonest_cause_is_the_last_word(world):
-    run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8)
+    run = world(**PLAIN, prompts=8)
     run.reward = lambda prompt, weights, sample: None if (weights, sample) == (1, 2) else 1.0
     run.reward_failures[0].add("raised", "reward_func raised KeyError: 'answer'", "reward.py:12")
-    with pytest.raises(RuntimeError, match=r"^4 of 16 responses have no reward; ") as error:
+    with pytest.raises(RuntimeError, match=r"^4 of 16 responses have no reward; .* \(reward\.py:12\)$"):
         run.trainer.fit()
-    assert str(error.value).endswith(
-        "The commonest cause, 1 of 1: reward_func raised KeyError: 'answer' (reward.py:12)"
-    )
     assert len(run.metrics()) == 1
 
 
@@ -46,15 +45,8 @@ class TestRecord:
         assert sorted(actual) == sorted(wanted)
         for step, metric in enumerate(metrics, 1):
             of_step = [row for row in rows if row["step"] == step]
-            dropped = [row["mean"] for row in of_step if row["state"] == "filtered"]
-            assert metric["groups/generated"] == len(of_step) == metric["groups/fresh"] + metric["groups/filtered"]
-            assert metric["groups/filtered"] == len(dropped)
-            assert metric["filtered/none_right"] == dropped.count(0) and metric["filtered/by_draw"] == 0
-            assert metric["filtered/all_right"] == dropped.count(1)
+            assert_counted(metric, of_step)
             assert metric["groups/capacity_used"] == metric["groups/fresh"] / 4 <= 1
-            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
-            assert metric["rollouts/step"] == 4 * len(of_step)
-            assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
             tokens = [row["tokens"] for row in of_step if row["state"] == "fresh"]
             assert metric["tokens/trained"] == sum(tokens)
             assert metric["length/fresh"] == sum(tokens) / (4 * len(tokens))
@@ -65,17 +57,16 @@ class TestRecord:
 
     def test_of_a_range_that_drops_groups_with_a_signal(self, fitted):
         changed = {"algo.dynamic_filtering_range": (0.3, 0.6), "train.num_episodes": 1}
-        run = fitted(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
+        run = fitted(**PLAIN, prompts=40, **DYNAMIC, **changed)
         rows, metrics = read_groups(run.record), run.metrics()
         assert {row["mean"] for row in rows if row["state"] == "fresh"} == {0.5}
-        kinds = {None: "by_draw", 0: "none_right", 1: "all_right"}
-        dropped = [row["mean"] if row["mean"] in (0, 1) else None for row in rows if row["state"] == "filtered"]
-        counts = {name: sum(metric[f"filtered/{name}"] for metric in metrics) for name in kinds.values()}
-        assert counts == {name: dropped.count(mean) for mean, name in kinds.items()} and min(counts.values()) > 0
+        for step, metric in enumerate(metrics, 1):
+            assert_counted(metric, [row for row in rows if row["step"] == step])
+        reasons = ("none_right", "all_right", "by_draw")
+        assert all(sum(metric[f"filtered/{reason}"] for metric in metrics) for reason in reasons)
 
     def test_of_batches_that_were_filtered_whole(self, world):
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8, evaluation=3, **DYNAMIC,
-                     **{"eval.steps": 1})  # fmt: skip
+        run = world(**PLAIN, prompts=8, evaluation=3, **DYNAMIC, **{"eval.steps": 1})
         run.reward = lambda prompt, weights, n: float(weights == 0 and n == 0)
         run.trainer.fit()
         first, last = run.metrics()  # 4 groups, then 4 and the 8 of the second episode, none of them trained on
@@ -85,15 +76,13 @@ class TestRecord:
         assert set(last) - {"step"} <= metrics.names("grpo", optional=True)
         assert len(read_groups(run.record)) == 16 and run.updates["actor"] == 1
 
-    def test_of_such_a_batch_after_a_resume(self, world):
-        folder, flags = None, {"ckpt.save_steps": 2, "train.num_episodes": 1} | DYNAMIC
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, **flags)
+    def test_of_such_a_batch_after_a_resume(self, world, tmp_path):
+        flags = PLAIN | DYNAMIC | {"ckpt.save_steps": 2, "train.num_episodes": 1, "prompts": 16, "folder": tmp_path}
+        run = world(**flags)
         run.reward = lambda prompt, weights, n: float(weights < 3 and n == 0)
         run.trainer.fit()
         assert [row["groups/filtered"] for row in run.metrics()] == [0, 0, 0, 4]
-        folder = run.record.parent.parent
-        again = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, folder=folder,
-                      **flags, **{"ckpt.load_enable": True})  # fmt: skip
+        again = world(**flags, **{"ckpt.load_enable": True})
         again.reward = lambda *_: 0.0
         again.trainer.fit()
         rows = again.metrics()
@@ -120,7 +109,7 @@ class TestRecord:
         assert warning["text"].endswith("nothing is left to train")
 
     def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, fitted, tmp_path):
-        words = {"algorithm": "grpo", "kind": RecordedPPOTrainer, "folder": tmp_path, "ckpt.save_steps": 1}
+        words = PLAIN | {"folder": tmp_path, "ckpt.save_steps": 1}
         words |= {"algo.kl.init_coef": 0.02, "algo.kl.target": 1, "algo.kl.horizon": 32}
         run = fitted(**words)
         coefficient = run.trainer.kl_ctl.value
@@ -130,7 +119,7 @@ class TestRecord:
         assert again.trainer.kl_ctl.value == coefficient
 
     def test_of_a_plain_run_with_a_reward_that_is_no_number(self, world):
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        run = world(**PLAIN, prompts=4, **{"train.num_episodes": 1})
         run.reward = lambda prompt, weights, n: math.nan if (prompt, n) == ("prompt 2", 1) else 0.5
         run.trainer.fit()
         means = {row["prompt"]: row["mean"] for row in read_groups(run.record)}
@@ -138,7 +127,7 @@ class TestRecord:
         assert run.metrics()[0]["reward/fresh_mean"] is None
 
     def test_of_rewards_that_a_model_gives(self, world):
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        run = world(**PLAIN, prompts=4, **{"train.num_episodes": 1})
         run.reward = lambda *_: None
         run.trainer.experience_maker.reward_model_group = SimpleNamespace(
             async_run_method_batch=lambda sequences, **_: [Ref([torch.full((len(rows),), 0.25) for rows in sequences])]

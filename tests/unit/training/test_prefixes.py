@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_stack import STATES, trained, without_times
+from fake_stack import trained, without_times
 from test_checkpoints import REPEATABLE, continued
 from test_demonstrations_in_runs import Letters
+from test_record_of_runs import assert_counted
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record.run_record import read_answers, read_groups
@@ -127,11 +128,8 @@ class TestRun:
         assert not {"prefixed", "unsteered"} & {g["state"] for g in groups if g["source"] != "prefixed"}
         for row, (step, _, again) in zip(rows, run.seen, strict=True):
             of_step = [g for g in groups if g["step"] == step + 1]
-            assert row["groups/generated"] == len(of_step) == sum(row[f"groups/{state}"] for state in STATES)
-            for state in ("prefixed", "unsteered"):
-                assert row[f"groups/{state}"] == sum(g["state"] == state for g in of_step)
+            assert_counted(row, of_step)
             begun = [g for g in again if g.prompt.prefix]
-            assert row["tokens/generated"] == sum(g["tokens"] for g in of_step)
             given = sum(len(g.prompt.prefix) * 4 for g in begun)
             made = sum(len(own(response)) for g in begun for response in g.responses)
             assert row.get("prefix/token_share") == (pytest.approx(given / (given + made)) if begun else None)

@@ -1,5 +1,7 @@
 """The record that a run on the fake stack leaves."""
 
+from collections import Counter
+
 import pytest
 from fake_stack import STATES, digest, tokens_of
 
@@ -11,6 +13,21 @@ from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
 from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer
 
 
+def assert_counted(metric: dict, groups: list[dict]) -> None:
+    """The metrics of a step are those of its lines of groups.jsonl."""
+    states = Counter(row["state"] for row in groups)
+    assert {state: count for state in STATES if (count := metric.get(f"groups/{state}"))} == states
+    kinds = {0: "filtered/none_right", 1: "filtered/all_right"}
+    dropped = Counter(kinds.get(row["mean"], "filtered/by_draw") for row in groups if row["state"] == "filtered")
+    assert all(metric[reason] == dropped[reason] for reason in (*kinds.values(), "filtered/by_draw"))
+    rated = [row for row in groups if row["mean"] is not None]
+    assert metric["groups/with_signal"] == sum(0 < row["mean"] < 1 for row in rated)
+    means = [row["mean"] for row in rated if row["source"] == "fresh"]
+    assert metric["reward/fresh_mean"] == (pytest.approx(sum(means) / len(means), abs=1e-12) if means else None)
+    assert metric["rollouts/step"] == 4 * metric["groups/generated"] == 4 * len(groups)
+    assert metric["tokens/generated"] == sum(row["tokens"] for row in groups)
+
+
 class TestRecord:
     """What a run leaves, against what the engines were asked for and what was trained on."""
 
@@ -18,11 +35,21 @@ class TestRecord:
         "case", [{}, {"algorithm": "ba_ppo", "adapt.filter": "gaussian", "adapt.max_shift_fresh": 1e-5}]
     )
     def test_every_group_has_its_line(self, world, case):
+        """Some prompts always fail, and others in some steps, also hard ones. Nothing of what fails is trained on."""
         run = world(prompts=40, **{"adapt.max_failed_share": 1}, **case)
         plain = run.reward
-        run.reward = lambda prompt, weights, n: None if prompt == "prompt 3" and n == 1 else plain(prompt, weights, n)
+
+        def fails(prompt, weights):
+            return int(prompt[7:]) % 10 == 3 or (weights % 4 == 1 and int(prompt[7:]) % 2 == 0)
+
+        run.reward = lambda prompt, weights, n: None if n == 1 and fails(prompt, weights) else plain(prompt, weights, n)
         run.trainer.fit()
         rows, metrics = read_groups(run.record), run.metrics()
+        failing = {f"prompt {n}" for n in range(3, 40, 10)}
+        trained = {prompt for _, batch in run.trained for experience in batch for prompt in experience.prompts}
+        stored = {entry.prompt.text for entry in run.trainer.method.hard.oldest(99)}
+        assert trained and not failing & (trained | stored)
+        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
         assert [row["uid"] for row in rows] == list(range(len(run.requests)))
         ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(40)}
         for step, metric in enumerate(metrics):
@@ -34,23 +61,11 @@ class TestRecord:
                 for row in result:
                     (request,) = (request for request in requests if request.prompt == ids[row["prompt"]])
                     rewards = [plain(request.prompt, request.weights, n) for n in range(4)]
-                    failed = request.prompt == "prompt 3"
+                    failed = fails(request.prompt, request.weights)
                     assert row["mean"] == (None if failed else sum(rewards) / 4)
                     assert (row["state"] == "failed") == failed
                     assert row["responses"] == 4 and row["tokens"] == tokens_of(request)
-            for state in STATES:
-                assert metric[f"groups/{state}"] == sum(row["state"] == state for row in of_step), state
-            reasons = {None: "by_draw", 0: "none_right", 1: "all_right"}
-            dropped = [row["mean"] if row["mean"] in (0, 1) else None for row in of_step if row["state"] == "filtered"]
-            assert {name: metric[f"filtered/{name}"] for name in reasons.values()} == {
-                name: dropped.count(mean) for mean, name in reasons.items()
-            }
-            rated = [row for row in of_step if row["mean"] is not None]
-            assert metric["groups/with_signal"] == sum(0 < row["mean"] < 1 for row in rated)
-            fresh_means = [row["mean"] for row in rated if row["source"] == "fresh"]
-            assert metric["reward/fresh_mean"] == pytest.approx(sum(fresh_means) / len(fresh_means), abs=1e-12)
-            assert metric["rollouts/step"] == 4 * len(of_step)
-            assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
+            assert_counted(metric, of_step)
             assert metric["tokens/generated_total"] == sum(row["tokens"] for row in rows if row["step"] <= step + 1)
             trained = [experience for at, batch in run.trained if at == step for experience in batch]
             assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
@@ -62,6 +77,8 @@ class TestRecord:
                 metric["groups/reevaluated"] / again if again else None
             )
         assert {row["state"] for row in rows} >= {"fresh", "filtered", "failed", "unimproved"}
+        assert {row["source"] for row in rows if row["state"] == "failed"} == {"fresh", "reevaluated"}
+        assert metrics[-1]["rollouts/total"] == 4 * len(rows)
 
     def test_answers_of_prompts_that_failed_and_were_solved(self, world):
         run = world(prompts=12, **{"train.num_episodes": 4})
