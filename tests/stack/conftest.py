@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,39 +14,25 @@ import pytest
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import client
-from bapo_openrlhf.cpu.prefork.serving import python
 
 DEVICES = 16  # of the shared Ray; it only counts them
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for tests that share helpers
+from one_process import begun, ended  # noqa: E402
+
 BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
 # One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens. True is a switch.
 FLAGS = {
-    "actor.num_gpus_per_node": 1,
-    "critic.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "vllm.num_engines": 1,
-    "vllm.sync_backend": "gloo",
-    "vllm.gpu_memory_utilization": 0.5,
-    "reward.remote_url": HERE / "reward.py",
-    "algo.kl.init_coef": 0.001,
-    "algo.kl.estimator": "k3",
-    "rollout.batch_size": 8,
-    "rollout.n_samples_per_prompt": 4,
-    "rollout.micro_batch_size": 8,
-    "rollout.max_new_tokens": 8,
-    "train.batch_size": 16,
-    "train.micro_batch_size": 4,
-    "data.max_len": 32,
-    "data.input_key": "input",
-    "data.label_key": "label",
-    "ds.attn_implementation": "eager",
-    "actor.adam.lr": 1e-3,
-    "vllm.enforce_eager": True,
-    "algo.kl.use_loss": True,
-}
+    "actor.num_gpus_per_node": 1, "critic.num_gpus_per_node": 1, "ref.num_gpus_per_node": 1, "vllm.num_engines": 1,
+    "vllm.sync_backend": "gloo", "vllm.gpu_memory_utilization": 0.5, "vllm.enforce_eager": True,
+    "rollout.batch_size": 8, "rollout.n_samples_per_prompt": 4, "rollout.micro_batch_size": 8,
+    "rollout.max_new_tokens": 8, "train.batch_size": 16, "train.micro_batch_size": 4, "data.max_len": 32,
+    "data.input_key": "input", "data.label_key": "label", "reward.remote_url": HERE / "reward.py",
+    "algo.kl.init_coef": 0.001, "algo.kl.estimator": "k3", "algo.kl.use_loss": True,
+    "ds.attn_implementation": "eager", "actor.adam.lr": 1e-3,
+}  # fmt: skip
 
 
 @dataclass
@@ -153,13 +138,10 @@ def train(workspace, request):
         **flags,
     ) -> Result:
         values = FLAGS | {
-            "actor.model_name_or_path": workspace / "model",
-            "critic.model_name_or_path": workspace / "model",
-            "data.prompt_dataset": workspace / "data.jsonl",
-            "ckpt.output_dir": workspace / name / "model",
-            "ckpt.path": workspace / name / "checkpoints",
-            "run.name": name,
-        }
+            "actor.model_name_or_path": workspace / "model", "critic.model_name_or_path": workspace / "model",
+            "data.prompt_dataset": workspace / "data.jsonl", "ckpt.output_dir": workspace / name / "model",
+            "ckpt.path": workspace / name / "checkpoints", "run.name": name,
+        }  # fmt: skip
         values |= {key.replace("__", "."): value for key, value in flags.items()}
         words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
         python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -168,23 +150,24 @@ def train(workspace, request):
             # Workers of a shared Ray do not inherit the environment of a run. This is how Ray's own jobs pass it on.
             job = {"runtime_env": {"env_vars": {name: more[name] for name in more if name != client.ADDRESS}}}
             more |= (shared or request.getfixturevalue("one_ray")) | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
-        process = subprocess.Popen(
-            [python(), *(command or CLI), *words],
-            cwd=workspace,
-            env=os.environ | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=600)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        output, ended_with = ended(begun([*(command or CLI), *words], workspace, more))
         (workspace / f"{name}.log").write_text(output)
-        assert status in (None, process.returncode), output[-6000:]
-        return Result(process.returncode, output, workspace / "runs" / name)
+        assert status in (None, ended_with), output[-6000:]
+        return Result(ended_with, output, workspace / "runs" / name)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def watch(train, workspace):
+    """watch(name, flag=value...): `train` with a probe (probe.py) and scripted_reward.py; and what the probe noted."""
+
+    def start(name: str, **flags) -> tuple[Result, Path]:
+        folder = workspace / f"probe_{name}"
+        folder.mkdir()
+        words, environment = (str(HERE / "probe.py"), "watched"), {"PROBE_FOLDER": str(folder)}
+        values = {"reward__remote_url": HERE / "scripted_reward.py"} | flags
+        return train(name, *words, environment=environment, **values), folder
 
     return start
 

@@ -1,6 +1,7 @@
-"""Workers of a run in this process, without Ray. For scripts, because everything is set up once for a process."""
+"""Processes of runs, and workers of a run in this process without Ray: for scripts, because it is set up once."""
 
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -9,6 +10,23 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork.serving import python
 
 HERE = Path(__file__).parent
+
+
+def begun(words, folder, environment):
+    """Python with these words, in a process group of its own."""
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = os.environ | environment
+    return subprocess.Popen([python(), *words], cwd=folder, env=environment, start_new_session=True, **output)
+
+
+def ended(process):
+    """The output and the status of such a process. After ten minutes it is killed with its group."""
+    try:
+        output, _ = process.communicate(timeout=600)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return output, process.returncode
 
 
 def run_script(name, folder):

@@ -6,11 +6,11 @@ of the step, come the masks, log-probs, ratios, rewards, advantages and gradient
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import plain_update
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,12 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import run_record as record
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import plain_update  # noqa: E402
-
 pytestmark = pytest.mark.stack
 
+HERE = Path(__file__).parent
 SIZE, STOPS, STEPS = 4, 3, 6  # G; the run stops after three steps, and has 6 if it is resumed
 HANGS = "3+3="
 RATES = {"stopped": 1e-2, "resumed": 3e-3}  # weights must move in three steps, and stay small in six, as rounding grows
@@ -62,6 +59,7 @@ class Runs(NamedTuple):
     result: object  # of the last part
     total: int  # steps of all parts
     folder: Path  # what the probes wrote; first/ and second/ are the parts
+    lines: list  # what the agent wrote
     episodes: dict  # whole ones by their tokens
     steps: dict  # at which each prompt was generated, in order
     stop: int  # the token that ends a turn
@@ -89,31 +87,18 @@ def runs(train, workspace, request):
     (folder / "second").mkdir()
 
     def part(name, fails, **more):
-        environment = {"PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS}
-        environment["AGENT_FAILS"] = fails
-        return train(
-            run_name,
-            str(HERE / "probe.py"),
-            "agents",
-            environment={key: str(value) for key, value in environment.items()},
-            algorithm="bapo_grpo",
-            reward__remote_url=None,
-            train__agent_func_path=HERE / "agent.py",
-            verifier__timeout=5,
-            adapt__reward_range=(0, 2),
-            adapt__rollout_delay=1,
-            adapt__reevaluate_every=2,
-            adapt__c3="7/8",
-            data__max_len=64,
-            data__max_samples=24,
-            train__num_episodes=2,
-            actor__adam__lr=RATES[request.param],
-            actor__lr_warmup_ratio=0.0,  # otherwise the first update changes nothing
-            actor__eps_clip_low_high=(OBJECTIVE.low, OBJECTIVE.high),
-            algo__kl__init_coef=OBJECTIVE.kl,
-            ckpt__save_steps=1,
-            **more,
-        )
+        environment = {
+            "PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS, "AGENT_FAILS": fails,
+        }  # fmt: skip
+        flags = {  # with a warm-up, the first update would change nothing
+            "algorithm": "bapo_grpo", "reward__remote_url": None, "train__agent_func_path": HERE / "agent.py",
+            "verifier__timeout": 5, "adapt__reward_range": (0, 2), "adapt__rollout_delay": 1,
+            "adapt__reevaluate_every": 2, "adapt__c3": "7/8", "data__max_len": 64, "data__max_samples": 24,
+            "train__num_episodes": 2, "actor__adam__lr": RATES[request.param], "actor__lr_warmup_ratio": 0.0,
+            "actor__eps_clip_low_high": (OBJECTIVE.low, OBJECTIVE.high), "algo__kl__init_coef": OBJECTIVE.kl,
+            "ckpt__save_steps": 1, "environment": {key: str(value) for key, value in environment.items()},
+        }  # fmt: skip
+        return train(run_name, str(HERE / "probe.py"), "agents", **flags, **more)
 
     stopped = result = part("first", folder / "first" / f"actor{STOPS - 1}", status=1)
     if request.param == "resumed":
@@ -123,15 +108,14 @@ def runs(train, workspace, request):
     tokenizer = AutoTokenizer.from_pretrained(workspace / "model")
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    actual = [episode(line, encode) for line in lines]
-    episodes = {one.tokens: one for one in actual}
-    assert len(episodes) == len(actual)  # otherwise tokens would not tell which one a sample is
+    episodes = {one.tokens: one for one in (episode(line, encode) for line in lines)}
+    assert len(episodes) == len(lines)  # otherwise tokens would not tell which one a sample is
     data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
     texts = {Prompt(row["input"], row["label"]).id: row["input"] for row in data}
     steps = {}
     for row in record.read_groups(result.folder):
         steps.setdefault(texts[row["prompt"]], []).append(row["step"] - 1)
-    return Runs(stopped, result, total, folder, episodes, steps, *encode("7"))
+    return Runs(stopped, result, total, folder, lines, episodes, steps, *encode("7"))
 
 
 def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
@@ -155,10 +139,8 @@ def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(ru
 
 def test_the_agent_can_end_turns_early(runs):
     """By a text that it gave as `stop`, which is then the last token. OpenRLHF's min_tokens of 1 spares the first."""
-    lines = [json.loads(line) for line in (runs.folder / "episodes.jsonl").read_text().splitlines()]
-    turns = [turn["given"] for line in lines for turn in line["turns"]]
-    assert any(runs.stop in turn[1:] for turn in turns)
-    assert not any(runs.stop in turn[1:-1] for turn in turns)
+    turns = [turn["given"] for line in runs.lines for turn in line["turns"]]
+    assert any(runs.stop in turn[1:] for turn in turns) and not any(runs.stop in turn[1:-1] for turn in turns)
 
 
 def log_probs_of(model, one):
@@ -201,13 +183,12 @@ def updates(runs):
 
 
 def episodes_of(runs, batch):
-    lengths = batch["attention_mask"].sum(-1).tolist()
+    """The episodes of a micro-batch's samples, and their masks as its action mask is."""
+    lengths, width = batch["attention_mask"].sum(-1).tolist(), batch["action_mask"].shape[1]
     rows = zip(batch["sequences"].tolist(), lengths, strict=True)
-    return [runs.episodes[tuple(tokens[:length])] for tokens, length in rows]
-
-
-def masks_of(episodes, width):
-    return torch.stack([torch.tensor([*one.mask[1:], *[0] * (width + 1 - len(one.mask))]) for one in episodes])
+    episodes = [runs.episodes[tuple(tokens[:length])] for tokens, length in rows]
+    masks = [torch.tensor([*one.mask[1:], *[0] * (width + 1 - len(one.mask))]) for one in episodes]
+    return episodes, torch.stack(masks)
 
 
 def test_rewards_are_sums_over_turns_and_give_the_advantages(runs):
@@ -225,8 +206,8 @@ def test_rewards_are_sums_over_turns_and_give_the_advantages(runs):
         assert row["mean"] == (None if row["state"] == "failed" else sum(actual) / SIZE / 2)  # rewards go from 0 to 2
     for update in updates(runs):
         for batch in update["micro_batches"]:
-            members, width = episodes_of(runs, batch), batch["action_mask"].shape[1]
-            for one, row, mask in zip(members, batch["advantages"], masks_of(members, width), strict=True):
+            members, masks = episodes_of(runs, batch)
+            for one, row, mask in zip(members, batch["advantages"], masks, strict=True):
                 rewards = np.array(groups[one.prompt, one.generation])
                 wanted = (one.reward - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
                 assert row[mask == 1].tolist() == pytest.approx([wanted] * int(mask.sum()), abs=1e-4)
@@ -257,8 +238,7 @@ def test_gradients_take_nothing_from_the_tokens_of_the_environment(runs, workspa
                 for name, weight in net.named_parameters():
                     weight.copy_(before[name])
             batch = plain_update.joined(window)
-            width = batch["action_mask"].shape[1]
-            batch["action_mask"] = masks_of(episodes_of(runs, batch), width)
+            _, batch["action_mask"] = episodes_of(runs, batch)
             assert micro_batch["norm"] == pytest.approx(norm(batch), rel=NORM_ERROR)
             hull = batch["action_mask"].cumsum(-1).clamp(max=1)
             batch["action_mask"] = hull * batch["action_mask"].flip(-1).cumsum(-1).clamp(max=1).flip(-1)

@@ -12,16 +12,11 @@ from bapo_openrlhf.record.run_record import read_groups
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 SAVED = 3  # steps before the checkpoint; the run is killed in its sixth and last step
-RUN = {
-    "algorithm": "bapo_grpo",
-    "algo__kl__init_coef": 0.0,
-    "adapt__rollout_delay": 1,
-    "adapt__reevaluate_every": 1,
-    "adapt__max_reevaluated_prompts": 48,  # all of the hard buffer
-    "train__micro_batch_size": 16,  # one micro-batch, so that a logged loss is a mean over tokens
-    "data__solution_key": "worked",
+RUN = {  # All of the hard buffer is re-evaluated. A logged loss is a mean over tokens, with one micro-batch.
+    "algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "adapt__rollout_delay": 1, "adapt__reevaluate_every": 1,
+    "adapt__max_reevaluated_prompts": 48, "train__micro_batch_size": 16, "data__solution_key": "worked",
     "ckpt__save_steps": SAVED,
-}
+}  # fmt: skip
 WORKED = {f"{i}+{i % 7}=": str(i + i % 7) for i in range(48)}  # solutions of prompts; no response is right
 
 

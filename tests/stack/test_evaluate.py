@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from one_process import begun, ended
 
-from bapo_openrlhf.cpu.prefork.serving import python
 from bapo_openrlhf.workbench.evaluation.store import read_rows
 
 pytestmark = pytest.mark.stack
@@ -21,29 +20,16 @@ RUNS = 4
 
 def start(workspace, name, *words):
     """Evaluate the tiny model. One sequence at a time: a response then does not depend on what else is in a batch."""
-    command = [python(), "-m", "bapo_openrlhf.cli", "evaluate", "--model", "model", "--name", name]
+    command = ["-m", "bapo_openrlhf.cli", "evaluate", "--model", "model", "--name", name]
     command += ["--benchmarks", "own=data.jsonl", "--reward", str(REWARD), "--runs", str(RUNS)]
     command += ["--max-new-tokens", "8", "--max-num-seqs", "1", *map(str, words)]
-    return subprocess.Popen(
-        command,
-        cwd=workspace,
-        env=os.environ | {"BAPO_OPENRLHF_CPU": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return begun(command, workspace, {"BAPO_OPENRLHF_CPU": "1"})
 
 
 def evaluate(workspace, name, *words):
     """To the end; returns the folder."""
-    process = start(workspace, name, *words)
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output[-6000:]
+    output, status = ended(start(workspace, name, *words))
+    assert status == 0, output[-6000:]
     return workspace / "runs" / "eval" / name
 
 
@@ -52,13 +38,9 @@ def whole_evaluation(workspace):
     return evaluate(workspace, "whole", "--limit", 12)
 
 
-def problems(workspace):
-    return [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
-
-
 def test_every_problem_is_asked_and_judged(workspace, whole_evaluation):
     rows = read_rows(whole_evaluation, "own")
-    asked = problems(workspace)[:12]
+    asked = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()[:12]]
     assert {row["input"]: row["label"] for row in rows.values()} == {row["input"]: row["label"] for row in asked}
     for row in rows.values():
         assert row["prompt"] == row["input"]  # its tokenizer has no chat template

@@ -27,23 +27,19 @@ PPO = {"algorithm": "ba_ppo", "adapt__critic_groups": "generated"}
 # v = 3 and m = 2: at steps 1, 2, 4 and 5 the engines hold delayed weights, in step 4 hard prompts are generated with
 # today's weights in between. Two epochs of 3 steps.
 RUN = {
-    "adapt__rollout_delay": 3,
-    "adapt__reevaluate_every": 2,
-    "adapt__c3": ["2/8", "7/8"],
-    "data__max_samples": 24,
-    "train__num_episodes": 2,
-    "ckpt__save_steps": 1,
-    "train__full_determinism_enable": True,
-}
+    "adapt__rollout_delay": 3, "adapt__reevaluate_every": 2, "adapt__c3": ["2/8", "7/8"], "data__max_samples": 24,
+    "train__num_episodes": 2, "ckpt__save_steps": 1, "train__full_determinism_enable": True,
+}  # fmt: skip
 AHEAD = {"train__async_enable": True}
 AGAIN = {"ckpt__load_enable": True}
 # How many groups are there before their step depends on how fast the engines are.
 NOT_COMPARED = ("groups/in_flight",)
 
 
-def marked(mark):
+def marked(mark, fault=None):
     """A run whose processes can be found: those of the tests' common server would carry that one's environment."""
-    return {"environment": {"MARK": mark, client.ADDRESS: ""}, "own_ray": True}
+    more = {"FAULT": fault} if fault else {}
+    return {"environment": {"MARK": mark, client.ADDRESS: ""} | more, "own_ray": True}
 
 
 def processes_of(mark):
@@ -67,16 +63,17 @@ def assert_nothing_is_left(mark):
     raise AssertionError(f"still running: {left}")
 
 
-def same_steps(actual, expected, first):
-    """Rows of steps from `first` on are equal, number by number, but for times."""
+def same_steps(actual, expected):
+    """The rows are equal, number by number, but for times."""
     assert [row["step"] for row in actual] == [row["step"] for row in expected]
     for ours, theirs in zip(actual, expected, strict=True):
-        if ours["step"] >= first:
-            names = {name for name in ours | theirs if not name.startswith("timing/") and "seconds" not in name}
-            different = {
-                name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)
-            }
-            assert not {name: pair for name, pair in different.items() if name not in NOT_COMPARED}, ours["step"]
+        names = {name for name in ours | theirs if not name.startswith("timing/") and "seconds" not in name}
+        pairs = {name: (ours.get(name), theirs.get(name)) for name in names.difference(NOT_COMPARED)}
+        assert not {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}, ours["step"]
+
+
+def error_of(result):
+    return next(line for line in result.output.splitlines() if line.startswith("error: "))
 
 
 class Fault(NamedTuple):
@@ -96,13 +93,11 @@ def stops_and_resumes(train, name, faults, run, reference):
     marks, before = [], None
     for fault in (*faults, None):
         marks.append(uuid.uuid4().hex)
-        options = RUN | run | marked(marks[-1]) | (AGAIN if before else {})
-        if fault:
-            options["environment"] |= {"FAULT": fault.what}
+        options = RUN | run | marked(marks[-1], fault and fault.what) | (AGAIN if before else {})
         result = train(name, *(PROBE if fault else ()), status=None if fault else 0, **options)
         if before:
             match = re.search(r"resuming from global_step(\d+)", result.output)
-            start = int(match.group(1)) if match else 0
+            start = int(match[1]) if match else 0
             assert match or "there is no checkpoint" in result.output, before.what
             # The workers of a driver that is gone go on until Ray has noticed: they may get a step further.
             further = start == before.resumes_at + 1 and before.what.startswith("driver")
@@ -112,7 +107,7 @@ def stops_and_resumes(train, name, faults, run, reference):
             for text in fault.says:
                 assert text in result.output, (fault.what, result.output[-4000:])
         before = fault
-    same_steps(result.metrics, reference.metrics, first=1)
+    same_steps(result.metrics, reference.metrics)
     assert result.summary["steps"] == 6
     for mark in marks:
         assert_nothing_is_left(mark)
@@ -120,8 +115,7 @@ def stops_and_resumes(train, name, faults, run, reference):
 
 def uninterrupted(train, name, run):
     result = train(name, own_ray=True, **RUN | run)
-    assert any(row["groups/reevaluation_attempts"] for row in result.metrics)
-    assert any(row["groups/replayed"] for row in result.metrics)
+    assert all(any(row[f"groups/{name}"] for row in result.metrics) for name in ("reevaluation_attempts", "replayed"))
     return result
 
 
@@ -192,7 +186,7 @@ def test_processes_killed_in_turn_with_a_critic(train):
 def test_reward_function_that_always_fails_stops_the_run(train):
     mark = uuid.uuid4().hex
     result = train("broken", status=1, **marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
-    error = next(line for line in result.output.splitlines() if line.startswith("error: "))
+    error = error_of(result)
     assert "step 1, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "adapt.max_failed_share is 0.5" in error and "x raised" in error
     assert re.search(r"reward_func raised RuntimeError: the verifier is not there \(.*/broken_reward\.py:6\)$", error)
@@ -211,8 +205,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
 )
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
     result = train(name, str(HERE / "any_learning_rate.py"), status=1, own_ray=True, **RUN | run)
-    error = next(line for line in result.output.splitlines() if line.startswith("error: "))
-    assert error.startswith("error: step ") and says in error
+    assert error_of(result).startswith("error: step ") and says in error_of(result)
 
 
 # ── Disk ──
@@ -234,14 +227,12 @@ def test_disk_full_while_a_checkpoint_is_written(train, grpo, small_disk):
     folder, grow = small_disk
     values = RUN | GRPO | {"ckpt__path": folder / "checkpoints"}
     full = train("disk", status=1, own_ray=True, **values)
-    error = next(line for line in full.output.splitlines() if line.startswith("error: "))
-    assert "saving checkpoint global_step" in error
+    assert "saving checkpoint global_step" in error_of(full)
     assert shutil.disk_usage(folder).free < 2 * 2**20
     grow()
     resumed = train("disk", own_ray=True, **values | AGAIN)
-    assert "was not finished: removed" in resumed.output
-    assert "resuming from global_step" in resumed.output
-    same_steps(resumed.metrics, grpo.metrics, first=1)
+    assert "was not finished: removed" in resumed.output and "resuming from global_step" in resumed.output
+    same_steps(resumed.metrics, grpo.metrics)
 
 
 def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
@@ -261,7 +252,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
     assert f"checkpoint global_step6 is skipped: {model}" in result.output
     assert f"checkpoint global_step5 is skipped: {buffers}" in result.output
     assert "resuming from global_step4" in result.output
-    same_steps(result.metrics, grpo.metrics, first=1)
+    same_steps(result.metrics, grpo.metrics)
 
 
 def test_tensor_parallel_engine_gets_its_delayed_weights_back(train, workspace):
@@ -279,4 +270,4 @@ def test_tensor_parallel_engine_gets_its_delayed_weights_back(train, workspace):
     assert saved == {"rollout_weights_rank0.safetensors", "rollout_weights_rank1.safetensors"}
     resumed = train("tensor_parallel", own_ray=True, **RUN | values | AGAIN)
     assert "resuming from global_step4" in resumed.output
-    same_steps(resumed.metrics, rows, first=1)
+    same_steps(resumed.metrics, rows)

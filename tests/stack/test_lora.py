@@ -1,7 +1,5 @@
 """LoRA on the real stack: the engines sample from the model with the adapter of today's actor merged into it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,27 +11,14 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def probe_folder(train, workspace):
+def probe_folder(watch):
     """Four steps of BAPO-GRPO with adapters on 2 actor ranks under ZeRO-3 and 2 engines; what the probe noted."""
-    folder = workspace / "lora"
-    folder.mkdir()
-    train(
-        "lora_run",
-        str(Path(__file__).parent / "probe.py"),
-        "watched",
-        environment={"PROBE_FOLDER": str(folder)},
-        algorithm="bapo_grpo",
-        reward__remote_url=Path(__file__).parent / "scripted_reward.py",
-        adapt__rollout_delay=1,
-        actor__num_gpus_per_node=2,
-        vllm__num_engines=2,
-        ds__zero_stage=3,
-        ds__lora__rank=8,
-        ds__lora__alpha=64,
-        actor__adam__lr=1e-2,
-        data__max_samples=32,
-    )
-    return folder
+    flags = {
+        "algorithm": "bapo_grpo", "adapt__rollout_delay": 1, "actor__num_gpus_per_node": 2, "vllm__num_engines": 2,
+        "ds__zero_stage": 3, "ds__lora__rank": 8, "ds__lora__alpha": 64, "actor__adam__lr": 1e-2,
+        "data__max_samples": 32,
+    }  # fmt: skip
+    return watch("lora", **flags)[1]
 
 
 def test_engines_sample_from_the_merged_model(probe_folder, workspace):

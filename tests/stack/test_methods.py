@@ -14,49 +14,31 @@ from bapo_openrlhf.record.run_record import read_groups, read_metrics
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_study.py checks ar3po with a critic in `make test`
 
 OPTIONS = {  # with which it does in 6 steps what it is for
-    "pods": "keep=2",
-    "rollout_replay": ["warm_up=1", "replay_share=1/2"],
-    "ar3po": "stages=4",
-    "freshness": "tau=2",
-    "prompt_replay": "cooldown=1",
-    "bapo_bound": "least=-inf",
-    "bapo_authors_code": "moving=true",
-    "mopps": "candidates=3",
-    "dots": "candidates=3",
-    "exgrpo": "start_above=0",
-    "repo": "warm_up=4",
-}
+    "pods": "keep=2", "rollout_replay": ["warm_up=1", "replay_share=1/2"], "ar3po": "stages=4", "freshness": "tau=2",
+    "prompt_replay": "cooldown=1", "bapo_bound": "least=-inf", "bapo_authors_code": "moving=true",
+    "mopps": "candidates=3", "dots": "candidates=3", "exgrpo": "start_above=0", "repo": "warm_up=4",
+}  # fmt: skip
 # Methods that choose among three times as many prompts, and methods for whose sake prompts come again.
 EPISODES = {"mopps": 3, "dots": 3, "repo": 2, "arpo": 2}
 MOST_PROMPTS = {"repo": 24, "arpo": 24}
-ALGORITHMS = ("bapo_grpo", "ba_ppo")
-BOTH = [  # test_demonstrations.py has methods that need worked solutions
-    (method, algorithm)
-    for method in METHODS
-    if method != "bapo" and not method_class(method).demonstrates
-    for algorithm in ALGORITHMS
-]
+# test_demonstrations.py has methods that need worked solutions
+OTHERS = [method for method in METHODS if method != "bapo" and not method_class(method).demonstrates]
 
 
-@pytest.mark.parametrize(("method", "algorithm"), BOTH, ids=map(" ".join, BOTH))
+@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
 def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorithm):
-    flags = {"adapt__rollout_delay": 1}
+    flags = {
+        "algorithm": algorithm, "adapt__method": method, "adapt__options": OPTIONS.get(method),
+        "adapt__rollout_delay": 1, "adapt__reevaluate_every": 1, "train__num_episodes": EPISODES.get(method, 1),
+        "data__max_samples": MOST_PROMPTS.get(method, 48),
+        "reward__remote_url": Path(__file__).parent / "scripted_reward.py",
+        "adapt__filter": "none" if method == "ar3po" else "range",  # a group may have one response
+    }  # fmt: skip
     if method == "bapo_bound":
-        flags = {"adapt__rollout_delay": 2, "adapt__max_shift_rollout": 1e-5, "adapt__scale_learning_rate": True}
-    result = train(
-        f"{method}_{algorithm}",
-        environment={"PROBE_FOLDER": str(tmp_path)},
-        status=UNTRAINED if (method, algorithm) == ("ar3po", "bapo_grpo") else 0,  # the rewards of a group are equal
-        algorithm=algorithm,
-        adapt__method=method,
-        adapt__options=OPTIONS.get(method),
-        adapt__reevaluate_every=1,
-        train__num_episodes=EPISODES.get(method, 1),
-        data__max_samples=MOST_PROMPTS.get(method, 48),
-        adapt__filter="none" if method == "ar3po" else "range",  # a group may have one response
-        reward__remote_url=Path(__file__).parent / "scripted_reward.py",
-        **flags,
-    )
+        flags |= {"adapt__rollout_delay": 2, "adapt__max_shift_rollout": 1e-5, "adapt__scale_learning_rate": True}
+    status = UNTRAINED if (method, algorithm) == ("ar3po", "bapo_grpo") else 0  # the rewards of a group are equal
+    result = train(f"{method}_{algorithm}", environment={"PROBE_FOLDER": str(tmp_path)}, status=status, **flags)
     assert len(result.metrics) == 6 and sum(row["responses/trained"] > 0 for row in result.metrics) >= 4
     accounts_for_every_response(method, algorithm, result.folder)
 

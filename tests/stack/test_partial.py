@@ -1,39 +1,21 @@
 """Partial rollouts on the real stack: ratios by the weights of each token's version."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from test_faults import AHEAD
 from test_training import recomputed
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-HERE = Path(__file__).parent
-RUN = {
-    "algorithm": "bapo_grpo",
-    "adapt__partial_rollout_tokens": 3,  # of 8
-    "adapt__rollout_delay": 1,
-    "adapt__reevaluate_every": 2,
-    "adapt__filter": "none",
-    "adapt__c3": "7/8",
-}
+RUN = {  # up to 3 of 8 tokens in a step
+    "algorithm": "bapo_grpo", "adapt__partial_rollout_tokens": 3, "adapt__rollout_delay": 1,
+    "adapt__reevaluate_every": 2, "adapt__filter": "none", "adapt__c3": "7/8",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("ahead", "prompts"), [({}, 32), (AHEAD, 48)], ids=["synchronous", "ahead"])
-def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, ahead, prompts):
+def test_ratios_are_those_of_the_weights_of_each_token(watch, ahead, prompts):
     """Each token's stored log-prob is computed again outside, by transformers from the weights of its version."""
-    name = f"partial{len(ahead)}"
-    folder = workspace / f"probe_{name}"
-    folder.mkdir()
-    result = train(
-        name,
-        str(HERE / "probe.py"),
-        "watched",
-        environment={"PROBE_FOLDER": str(folder)},
-        reward__remote_url=HERE / "scripted_reward.py",
-        data__max_samples=prompts,
-        **RUN | ahead,
-    )
+    result, folder = watch(f"partial{len(ahead)}", data__max_samples=prompts, **RUN | ahead)
     versions_seen, mixed, differ = set(), 0, 0.0
     for step in range(1, len(result.metrics)):
         data = np.load(folder / f"experience{step}.npz")

@@ -12,15 +12,10 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 MOST = 8  # tokens of a response
 SAVED = 3  # steps before the checkpoint; the run is killed in its sixth step
 RUN = {
-    "algorithm": "ba_ppo",
-    "adapt__options": "prefix_share=1/2",
-    "adapt__rollout_delay": 1,
-    "adapt__reevaluate_every": 1,
-    "adapt__max_reevaluated_prompts": 48,
-    "data__solution_key": "worked",
-    "train__num_episodes": 2,
-    "ckpt__save_steps": SAVED,
-}
+    "algorithm": "ba_ppo", "adapt__options": "prefix_share=1/2", "adapt__rollout_delay": 1,
+    "adapt__reevaluate_every": 1, "adapt__max_reevaluated_prompts": 48, "data__solution_key": "worked",
+    "train__num_episodes": 2, "ckpt__save_steps": SAVED,
+}  # fmt: skip
 
 
 def test_bapo_with_a_critic_and_worked_solutions(train, workspace):

@@ -6,20 +6,18 @@ reports. From these the updates are computed again: transformers' model, the for
 
 import json
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import plain_update
 import pytest
 import torch
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import plain_update  # noqa: E402
-from plain_update import Objective  # noqa: E402
+from plain_update import Objective
 
 pytestmark = pytest.mark.stack
+
+HERE = Path(__file__).parent
 
 # Groups with signal at each step. The batches have every number of groups from 0 to 9.
 SIGNALS = (0, 1, 5, 6, 0, 0, 4, 6, 2, 0, 2)
@@ -95,6 +93,10 @@ class Run(NamedTuple):
     notes: dict[str, list[list[dict]]]
     model: Path
 
+    @property
+    def updated(self):
+        return [row for row in self.metrics if not row.get("skipped_update")]
+
 
 def flags_of(objective):
     """OpenRLHF's flags for this loss."""
@@ -124,44 +126,23 @@ def probe_run(request, train, workspace):
     environment = {"PROBE_FOLDER": folder, "RAGGED_SCRIPT": json.dumps(script), "RAGGED_TOKENS": case.tokens}
     flags = flags_of(case.objective)
     for model, (rate, end, warmup) in RATES.items():
-        flags |= {
-            f"{model}.num_gpus_per_node": case.ranks(model),
-            f"{model}.adam.lr": rate,
-            f"{model}.min_lr_ratio": end,
-            f"{model}.lr_warmup_ratio": warmup,
-            f"{model}.adam.eps": EPS,
-            f"{model}.adam.betas": BETAS,
-            f"{model}.adam.weight_decay": DECAY,
-            f"{model}.max_norm": MAX_NORM,
-        }
-    result = train(
-        name,
-        str(HERE / "probe.py"),
-        "ragged",
-        environment={name: str(value) for name, value in environment.items()},
-        algorithm="ba_ppo",
-        data__prompt_dataset=folder / "data.jsonl",
-        ref__num_gpus_per_node=case.references,
-        ds__zero_stage=case.stage,
-        reward__remote_url=HERE / "ragged_reward.py",
-        verifier__processes=1,  # the script counts
-        rollout__batch_size=PROMPTS,
-        rollout__n_samples_per_prompt=case.size,
-        rollout__micro_batch_size=5 if case.size == 8 else 2,  # OpenRLHF wants a pass of a rollout for every rank
-        adapt__scale_learning_rate=case.scaled or None,
-        adapt__batch_size=CAPACITY,
-        adapt__c2="1/8",
-        adapt__c3="1/2",
-        adapt__replay_steps=1,
-        adapt__rollout_delay=2,
-        adapt__reevaluate_every=3,
-        adapt__max_reevaluated_prompts=CAPACITY,  # all that are hard
-        train__batch_size=case.window,
-        train__micro_batch_size=case.micro,
-        train__max_epochs=EPOCHS,
-        critic__value_clip=VALUE_CLIP,
-        **flags,
-    )
+        of_model = {
+            "num_gpus_per_node": case.ranks(model), "adam.lr": rate, "min_lr_ratio": end, "lr_warmup_ratio": warmup,
+            "adam.eps": EPS, "adam.betas": BETAS, "adam.weight_decay": DECAY, "max_norm": MAX_NORM,
+        }  # fmt: skip
+        flags |= {f"{model}.{flag}": value for flag, value in of_model.items()}
+    flags |= {  # The reward counts, so it has one process. OpenRLHF wants a pass of a rollout for every rank.
+        "algorithm": "ba_ppo", "data__prompt_dataset": folder / "data.jsonl",
+        "ref__num_gpus_per_node": case.references, "ds__zero_stage": case.stage, "critic__value_clip": VALUE_CLIP,
+        "reward__remote_url": HERE / "ragged_reward.py", "verifier__processes": 1, "rollout__batch_size": PROMPTS,
+        "rollout__n_samples_per_prompt": case.size, "rollout__micro_batch_size": 5 if case.size == 8 else 2,
+        "adapt__scale_learning_rate": case.scaled or None, "adapt__batch_size": CAPACITY, "adapt__c2": "1/8",
+        "adapt__c3": "1/2", "adapt__replay_steps": 1, "adapt__rollout_delay": 2, "adapt__reevaluate_every": 3,
+        "adapt__max_reevaluated_prompts": CAPACITY, "train__batch_size": case.window,
+        "train__micro_batch_size": case.micro, "train__max_epochs": EPOCHS,
+    }  # fmt: skip
+    environment = {name: str(value) for name, value in environment.items()}
+    result = train(name, str(HERE / "probe.py"), "ragged", environment=environment, **flags)
     notes = {
         model: [
             [torch.load(folder / f"{model}-{rank}-{update}.pt") for rank in range(case.ranks(model))]
@@ -340,19 +321,13 @@ def test_updates_are_those_of_plain_pytorch(probe_run, model):
     start = probe_run.notes[model][0][0]["before"]
     parameters = {name: torch.nn.Parameter(value.clone()) for name, value in start.items()}
     assert parameters.keys() == dict(net.named_parameters()).keys()
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for name, p in parameters.items() if "norm" not in name], "weight_decay": DECAY},
-            {"params": [p for name, p in parameters.items() if "norm" in name], "weight_decay": 0.0},
-        ],
-        betas=BETAS,
-        eps=EPS,
-    )
+    decays = [p for name, p in parameters.items() if "norm" not in name]
+    others = {"params": [p for name, p in parameters.items() if "norm" in name], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([{"params": decays, "weight_decay": DECAY}, others], betas=BETAS, eps=EPS)
     clipped, norms = [], []
-    rows = [row for row in probe_run.metrics if not row.get("skipped_update")]
     factors = [
         row["importance/learning_rate_factor"] if case.scaled and model == "actor" else 1.0
-        for update, row in zip(probe_run.notes[model], rows, strict=True)
+        for update, row in zip(probe_run.notes[model], probe_run.updated, strict=True)
         for _ in windows([update])
     ]
     for factor, (before, window, last) in zip(factors, windows(probe_run.notes[model]), strict=True):
@@ -384,8 +359,7 @@ def test_updates_are_those_of_plain_pytorch(probe_run, model):
 
 
 def test_all_ranks_report_what_the_record_has(probe_run, model):
-    rows = [row for row in probe_run.metrics if not row.get("skipped_update")]
-    for update, row in zip(probe_run.notes[model], rows, strict=True):
+    for update, row in zip(probe_run.notes[model], probe_run.updated, strict=True):
         for rank in update:
             rank["status"].pop("first_ratio", None)  # test_updates.py compares it
             assert {"actor": "policy_loss", "critic": "critic_loss"}[model] in rank["status"]
@@ -400,8 +374,8 @@ def test_factor_is_that_of_the_weights_of_the_batch(probe_run):
     if not probe_run.case.scaled:
         return
     net = make_net("actor", probe_run.model)
-    rows, factors = [row for row in probe_run.metrics if not row.get("skipped_update")], []
-    for update, row in zip(probe_run.notes["actor"], rows, strict=True):
+    factors = []
+    for update, row in zip(probe_run.notes["actor"], probe_run.updated, strict=True):
         log_weights, steps = [], list(windows([update]))
         first_epoch = steps[: len(steps) // EPOCHS]
         with torch.no_grad():
@@ -411,10 +385,8 @@ def test_factor_is_that_of_the_weights_of_the_batch(probe_run):
                 logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float()
                 log_probs = logits.log_softmax(-1)[:, :-1].gather(-1, batch["sequences"][:, 1:, None])[..., 0]
                 moved = ((log_probs - batch["rollout_log_probs"]) * batch["action_mask"]).sum(-1)
-                stored = ((batch["action_log_probs"] == batch["rollout_log_probs"]) | (batch["action_mask"] == 0)).all(
-                    -1
-                )
-                log_weights += torch.where(stored, moved, 0.0).tolist()
+                stored = (batch["action_log_probs"] == batch["rollout_log_probs"]) | (batch["action_mask"] == 0)
+                log_weights += torch.where(stored.all(-1), moved, 0.0).tolist()
         weights = torch.tensor(log_weights).exp()
         full = min(len(first_epoch) * probe_run.case.window, CAPACITY * probe_run.case.size)
         factors.append(float(weights.sum() / (full * weights.square().sum()).sqrt()))

@@ -33,36 +33,19 @@ SHARED = {"adapt__c2": "1/8", "adapt__c3": "7/8"}
 # v = 3 and m = 4, and the checkpoint is after 4 steps. It has the weights of step 3, which the engines hold. At step 4
 # (from 0), hard prompts are generated and gradients are probed with today's weights. Step 5 has those of step 3 again.
 GRPO_SAVED, GRPO_TOLD = 4, 7
-GRPO = SHARED | {
-    "algorithm": "bapo_grpo",
-    "adapt__batch_size": 16,  # there is room for replay in each step
-    "adapt__rollout_delay": 3,
-    "adapt__reevaluate_every": 4,
-    "adapt__ratio": "decoupled",
-    "adapt__kl_target": "behaviour",
-    "actor__entropy_coef": 0.001,
-    "data__max_samples": 16,  # two steps an epoch
-    "train__num_episodes": 4,
-    "ckpt__save_steps": GRPO_SAVED,
-    "eval__steps": GRPO_SAVED,
-    "eval__n_samples_per_prompt": 1,
-    "eval__temperature": 1.0,
-}
+GRPO = SHARED | {  # there is room for replay in each step, and an epoch has two steps
+    "algorithm": "bapo_grpo", "adapt__batch_size": 16, "adapt__rollout_delay": 3, "adapt__reevaluate_every": 4,
+    "adapt__ratio": "decoupled", "adapt__kl_target": "behaviour", "actor__entropy_coef": 0.001,
+    "data__max_samples": 16, "train__num_episodes": 4, "ckpt__save_steps": GRPO_SAVED, "eval__steps": GRPO_SAVED,
+    "eval__n_samples_per_prompt": 1, "eval__temperature": 1.0,
+}  # fmt: skip
 PPO_SAVED = 3  # v = 2 and m = 3
 PPO = SHARED | {
-    "algorithm": "ba_ppo",
-    "adapt__critic_groups": "generated",
-    "adapt__critic_baseline": "group",
-    "adapt__length_adaptive_lambd": 0.3,
-    "adapt__rollout_delay": 2,
-    "adapt__reevaluate_every": 3,
-    "ckpt__save_steps": PPO_SAVED,
-    "ds__zero_stage": 3,
-    "reward__remote_url": HERE / "faulty_reward.py",
-    "verifier__timeout": 3,
-    "verifier__memory_gib": 0.5,
-    "verifier__processes": 2,
-}
+    "algorithm": "ba_ppo", "adapt__critic_groups": "generated", "adapt__critic_baseline": "group",
+    "adapt__length_adaptive_lambd": 0.3, "adapt__rollout_delay": 2, "adapt__reevaluate_every": 3,
+    "ckpt__save_steps": PPO_SAVED, "ds__zero_stage": 3, "reward__remote_url": HERE / "faulty_reward.py",
+    "verifier__timeout": 3, "verifier__memory_gib": 0.5, "verifier__processes": 2,
+}  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -97,23 +80,16 @@ def killed_and_resumed(train, name, victim, values, initial=None, told=None, pha
 def killed_and_the_same_again(train, *args, **how):
     """`killed_and_resumed`, whose resumed part makes the steps after the checkpoint again, number by number."""
     run = killed_and_resumed(train, *args, **how)
-    same_steps(run.rows[: len(run.before)], run.before, first=1)
+    same_steps(run.rows[: len(run.before)], run.before)
     return run
 
 
 @pytest.fixture(scope="module")
 def grpo(train, workspace):
     """Its driver is killed, so it has its own Ray, which must end as well."""
-    return killed_and_resumed(
-        train,
-        "grpo",
-        "driver",
-        GRPO | {"eval__dataset": workspace / "data.jsonl"},
-        marked(MARK),
-        GRPO_TOLD,
-        own_ray=True,
-        run__gradient_probe=GRPO_SAVED,
-    )
+    values = GRPO | {"eval__dataset": workspace / "data.jsonl"}
+    more = {"own_ray": True, "run__gradient_probe": GRPO_SAVED}
+    return killed_and_resumed(train, "grpo", "driver", values, marked(MARK), GRPO_TOLD, **more)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +106,7 @@ def run(request):
 def test_the_steps_after_the_checkpoint_are_the_same_again(run):
     """With all that adapts a batch, and although gradients are probed only the second time."""
     rows = run.rows[: len(run.before)]
-    same_steps(
-        [{name: row[name] for name in row if not name.startswith("probe/")} for row in rows], run.before, first=1
-    )
+    same_steps([{name: row[name] for name in row if not name.startswith("probe/")} for row in rows], run.before)
     again = run.before[run.saved :]
     assert all(sum(row[f"groups/{what}"] for row in again) for what in ("fresh", "reevaluation_attempts", "replayed"))
     assert again[0]["staleness/rollout_policy"] == 1  # by the weights in the checkpoint

@@ -22,14 +22,9 @@ SAVED = 3  # steps before the checkpoint
 LONGEST = 32  # tokens that the server reads of a text
 # v = 2 and m = 3. Thresholds are wide, so that half of all groups are hard or replayed.
 RUN = {
-    "adapt__c1": "1/2",
-    "adapt__c2": "1/4",
-    "adapt__c3": "1",
-    "adapt__batch_size": 16,
-    "adapt__rollout_delay": 2,
-    "adapt__reevaluate_every": 3,
-    "ckpt__save_steps": SAVED,
-}
+    "adapt__c1": "1/2", "adapt__c2": "1/4", "adapt__c3": "1", "adapt__batch_size": 16, "adapt__rollout_delay": 2,
+    "adapt__reevaluate_every": 3, "ckpt__save_steps": SAVED,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +50,6 @@ def scores_of(judge, rows):
 def state_of(workspace, name):
     """The state of the layer in the checkpoint of step SAVED."""
     return load_state(CheckpointStore(workspace / name / "checkpoints", critic=False).folder(f"global_step{SAVED}"))
-
-
-def stored_groups(workspace, name):
-    """The groups in its replay buffer."""
-    return state_of(workspace, name)["method"]["replay"]["groups"]
 
 
 def assert_scored(judge, groups, read=lambda tokens: tokens):
@@ -110,7 +100,7 @@ def test_the_server_scores_what_the_run_stores(train, workspace, judge, server):
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         return tokenizer(text, add_special_tokens=False, truncation=True, max_length=LONGEST)["input_ids"]
 
-    assert_scored(judge, stored_groups(workspace, "served"), read)
+    assert_scored(judge, state_of(workspace, "served")["method"]["replay"]["groups"], read)
     assert {"score", "dummy_scores"} <= result.metrics[0].keys()
 
 
@@ -129,9 +119,9 @@ def kill_and_resume(train, name, victim, judge, **flags):
 
 def assert_stored(workspace, run, judge):
     """The stored rewards are the scores of transformers, and the record has their means, mapped from the range."""
-    groups = stored_groups(workspace, run.folder.name)
-    assert_scored(judge, groups)
     state = state_of(workspace, run.folder.name)
+    groups = state["method"]["replay"]["groups"]
+    assert_scored(judge, groups)
     low, high = (run.rows[0][f"reward/range_{end}"] for end in ("low", "high"))
     assert [float(Fraction(end)) for end in state["reward_range"]] == pytest.approx([low, high])
     means = {row["uid"]: row["mean"] for row in read_groups(run.folder)}

@@ -61,9 +61,7 @@ def stopped_and_resumed(train, name, signals, reference, more):
     values, marks = RUN | GRPO | {"ckpt__save_steps": -1} | more, []
     for index, (number, step, phase, after) in enumerate(signals):
         marks.append(uuid.uuid4().hex)
-        process = marked(marks[-1])
-        process["environment"] |= {"FAULT": f"driver:{number}/{step}/{phase}/0"}
-        status = 128 + getattr(signal, number)
+        process, status = marked(marks[-1], f"driver:{number}/{step}/{phase}/0"), 128 + getattr(signal, number)
         result = train(name, *PROBE, status=status, **process, **values | (AGAIN if index else {}))
         end = end_of(result)
         assert end["how"] == "stopped"
@@ -71,7 +69,7 @@ def stopped_and_resumed(train, name, signals, reference, more):
         assert end["text"].count("--ckpt.load_enable") == 1
         assert not index or f"resuming from global_step{step}" in result.output
     result = train(name, own_ray=True, **values | AGAIN)
-    same_steps(result.metrics, reference.metrics, first=1)
+    same_steps(result.metrics, reference.metrics)
     assert json.loads((result.folder / "run.json").read_text())["ended"]["how"] == "finished"
     for mark in marks:
         assert_nothing_is_left(mark)
@@ -94,16 +92,14 @@ def test_in_each_phase_with_generation_ahead_of_training(train):
 def test_while_a_checkpoint_is_written_and_at_once(train, grpo):
     """The first signal finds the step that it is about to save; the second run may not wait for the end of a step."""
     values, mark = RUN | GRPO | {"ckpt__save_steps": 2}, uuid.uuid4().hex
-    process = marked(mark)
-    process["environment"] |= {"FAULT": "driver:SIGTERM/2/saving/0"}
-    first = train("signals_saving", *PROBE, status=143, **process, **values)
+    first = train("signals_saving", *PROBE, status=143, **marked(mark, "driver:SIGTERM/2/saving/0"), **values)
     assert end_of(first)["text"].startswith("stopped by SIGTERM after step 2. It goes on with step 3: ")
-    process["environment"] |= {"FAULT": "driver:SIGINT/3/training/0"}
-    second = train("signals_saving", *PROBE, status=130, run__grace_seconds=0, **process, **values | AGAIN)
+    values, process = values | AGAIN, marked(mark, "driver:SIGINT/3/training/0")
+    second = train("signals_saving", *PROBE, status=130, run__grace_seconds=0, **process, **values)
     assert "stopped by SIGINT within step 4, " in end_of(second)["text"]
     assert ", because the step did not end within run.grace_seconds 0. It goes on with step 3: " in second.output
-    third = train("signals_saving", own_ray=True, **values | AGAIN)
-    same_steps(third.metrics, grpo.metrics, first=1)
+    third = train("signals_saving", own_ray=True, **values)
+    same_steps(third.metrics, grpo.metrics)
     assert_nothing_is_left(mark)
 
 
@@ -111,10 +107,8 @@ def test_while_a_checkpoint_is_written_and_at_once(train, grpo):
     ("victim", "name"), [("actor", "actor rank 0"), ("engine", "rollout engine 0"), ("trainer", "trainer")]
 )
 def test_a_process_that_is_stopped(train, grpo, victim, name):
-    mark, run = uuid.uuid4().hex, f"stall_{victim}"
-    process = marked(mark)
-    phase = "generating" if victim == "engine" else "training"
-    process["environment"] |= {"FAULT": f"{victim}:SIGSTOP/3/{phase}/0"}
+    mark, run, phase = uuid.uuid4().hex, f"stall_{victim}", "generating" if victim == "engine" else "training"
+    process = marked(mark, f"{victim}:SIGSTOP/3/{phase}/0")
     end = end_of(train(run, *PROBE, status=75, run__stall_timeout=15, **process, **RUN | GRPO))
     assert end["how"] == "stalled"
     known = "[34], [a-z ]+" if victim == "trainer" else f"4, {phase}"  # as the trainer said last
@@ -123,7 +117,7 @@ def test_a_process_that_is_stopped(train, grpo, victim, name):
     assert re.match(wanted, end["text"]), end["text"]
     assert_nothing_is_left(mark)
     second = train(run, own_ray=True, **RUN | GRPO | AGAIN)
-    same_steps(second.metrics, grpo.metrics, first=1)
+    same_steps(second.metrics, grpo.metrics)
 
 
 def sent(train, name, number, when, *, everyone=False, environment=None):

@@ -9,23 +9,13 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_first_hour.py has runs with it in `make test`
 
 PROMPTS, RESPONSES, STEPS, MAX_NORM = 6, 4, 3, 0.05
-FLAGS = {
-    "algorithm": "bapo_grpo",
-    "algo__kl__init_coef": 0.0,
-    "train__full_determinism_enable": True,
-    "adapt__reevaluate_every": 0,
-    "adapt__replay_steps": 0,
-    "adapt__rollout_delay": 1,
-    "actor__max_norm": MAX_NORM,
-    "reward__remote_url": Path(__file__).parent / "silent_step_reward.py",
-    "verifier__processes": 1,
-    "rollout__batch_size": PROMPTS,
-    "rollout__n_samples_per_prompt": RESPONSES,
-    "rollout__micro_batch_size": 1,
-    "train__batch_size": 10,  # a rollout has two whole optimizer steps and one of four samples
-    "train__micro_batch_size": 1,
-    "data__max_samples": PROMPTS * STEPS,
-}
+FLAGS = {  # a rollout has two whole optimizer steps and one of four samples
+    "algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "train__full_determinism_enable": True,
+    "adapt__reevaluate_every": 0, "adapt__replay_steps": 0, "adapt__rollout_delay": 1, "actor__max_norm": MAX_NORM,
+    "reward__remote_url": Path(__file__).parent / "silent_step_reward.py", "verifier__processes": 1,
+    "rollout__batch_size": PROMPTS, "rollout__n_samples_per_prompt": RESPONSES, "rollout__micro_batch_size": 1,
+    "train__batch_size": 10, "train__micro_batch_size": 1, "data__max_samples": PROMPTS * STEPS,
+}  # fmt: skip
 
 
 def test_skipping_changes_no_weight(train, workspace):

@@ -28,36 +28,25 @@ MEMORY = 6  # groups
 @pytest.fixture(scope="module")
 def study(workspace, small_flags):
     """The folder of a study that has run."""
+    flags = {
+        "actor.model_name_or_path": "model", "critic.model_name_or_path": "model", "data.max_samples": 24,
+        "data.prompt_dataset": "data.jsonl", "eval.dataset": "data.jsonl", "ckpt.best_metric_key": "none",
+    }  # fmt: skip
+    fifo = {"adapt.method": f"{EXAMPLE}:FIFOReplay", "adapt.options": [f"memory={MEMORY}"]}
+    ar3po = {  # a group may have one response
+        "adapt.method": "ar3po", "adapt.options": [OPTIONS["ar3po"]], "adapt.filter": "none",
+        "adapt.rollout_delay": 1, "reward.remote_url": str(HERE / "scripted_reward.py"),
+    }  # fmt: skip
     short = {"eval.steps": 2, "eval.n_samples_per_prompt": 2}
     content = {
         "name": "pair",
-        "flags": small_flags
-        | {
-            "actor.model_name_or_path": "model",
-            "critic.model_name_or_path": "model",
-            "data.prompt_dataset": "data.jsonl",
-            "eval.dataset": "data.jsonl",
-            "data.max_samples": 24,
-            "ckpt.best_metric_key": "none",
-        },
+        "flags": small_flags | flags,
         "seeds": [7, 8],
         "parallel": 2,
         "methods": {
-            "fifo": {
-                "arms": {"group": "FIFO"},
-                "flags": {"adapt.method": f"{EXAMPLE}:FIFOReplay", "adapt.options": [f"memory={MEMORY}"]},
-            },
+            "fifo": {"arms": {"group": "FIFO"}, "flags": fifo},
             "bapo": {"arms": {"group": "BAPO-GRPO"}},
-            "ar3po": {
-                "arms": {"critic": "AR3PO"},
-                "flags": {
-                    "adapt.method": "ar3po",
-                    "adapt.options": [OPTIONS["ar3po"]],
-                    "adapt.filter": "none",  # a group may have one response
-                    "adapt.rollout_delay": 1,
-                    "reward.remote_url": str(HERE / "scripted_reward.py"),
-                },
-            },
+            "ar3po": {"arms": {"critic": "AR3PO"}, "flags": ar3po},
         },
         "smoke": {"methods": ["fifo", "ar3po"], "flags": short},
     }
@@ -100,13 +89,9 @@ def test_the_documented_method_from_a_file_trains(study):
 
 
 def test_groups_of_several_sizes_train_actor_and_critic(study):
-    folder = study / "runs" / "ar3po-critic-s7"
-    accounts_for_every_response("ar3po", "ba_ppo", folder)
+    accounts_for_every_response("ar3po", "ba_ppo", study / "runs" / "ar3po-critic-s7")
 
 
 def test_they_went_on_at_the_same_time(study):
-    spans = []
-    for name in RUNS:
-        folder = study / "runs" / name
-        spans.append((read_run(folder)["started"], read_summary(folder)["finished"]))
-    assert max(start for start, _ in spans) < min(end for _, end in spans)
+    folders = [study / "runs" / name for name in RUNS]
+    assert max(read_run(one)["started"] for one in folders) < min(read_summary(one)["finished"] for one in folders)

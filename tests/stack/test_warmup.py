@@ -14,10 +14,7 @@ from bapo_openrlhf.cpu.prefork.serving import python
 
 pytestmark = pytest.mark.stack
 
-ROWS = [
-    (f"{a} {b} {c}:{a + b + c}=", f"{a}+{b}+{c}<eos>")
-    for a, b, c in zip(range(5, 13), range(20, 28), [3] * 8, strict=False)
-]
+ROWS = [(f"{n} {n + 15} 3:{2 * n + 18}=", f"{n}+{n + 15}+3<eos>") for n in range(5, 13)]
 EPOCHS, RATE = 3, 1e-3
 EXAMPLE = Path(__file__).parents[2] / "examples" / "warmup.py"
 MAX_LEN = 18  # OpenRLHF cuts longer rows, and puts <eos> at their end
@@ -27,19 +24,11 @@ def warm_up(workspace, out):
     data = workspace / f"{out}.jsonl"
     data.write_text("".join(json.dumps({"input": prompt, "solution": text}) + "\n" for prompt, text in ROWS))
     flags = {
-        "model.model_name_or_path": "model",
-        "data.dataset": data,
-        "data.input_template": "{}",
-        "data.output_key": "solution",
-        "data.max_len": MAX_LEN,
-        "train.batch_size": len(ROWS),
-        "train.micro_batch_size": 4,
-        "train.max_epochs": EPOCHS,
-        "adam.lr": RATE,
-        "lr_scheduler": "constant",
-        "ds.attn_implementation": "eager",
-        "ckpt.output_dir": out,
-    }
+        "model.model_name_or_path": "model", "data.dataset": data, "data.input_template": "{}",
+        "data.output_key": "solution", "data.max_len": MAX_LEN, "train.batch_size": len(ROWS),
+        "train.micro_batch_size": 4, "train.max_epochs": EPOCHS, "adam.lr": RATE, "lr_scheduler": "constant",
+        "ds.attn_implementation": "eager", "ckpt.output_dir": out,
+    }  # fmt: skip
     command = [python(), EXAMPLE, *(f"--{name}={value}" for name, value in flags.items())]
     environment = os.environ | {"BAPO_OPENRLHF_CPU": "1"}
     return subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True)
