@@ -41,8 +41,6 @@ def count(prompt):
 
 
 class AgentInstance(AgentInstanceBase):
-    """Answers with feedback of several lengths."""
-
     def __init__(self):
         self.feedback = []
 

@@ -81,11 +81,7 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
         }
         relatives = psutil.Process(self.victims["engine"]).parent().children(recursive=True)
         self.victims["core"] = next(process.pid for process in relatives if "EngineCore" in process.cmdline()[0])
-        groups = {
-            "actor": self.actor_model_group,
-            "critic": self.critic_model_group,
-            "reference": self.reference_model_group,
-        }
+        groups = {name: getattr(self, f"{name}_model_group") for name in ("actor", "critic", "reference")}
         self.victims |= {name: process_id(group._actor_handlers[-1]) for name, group in groups.items() if group}
         calls = [group._actor_handlers[-1].__ray_call__.remote(frequencies_of) for group in groups.values() if group]
         print("frequencies:", json.dumps(ray.get(calls)), flush=True)

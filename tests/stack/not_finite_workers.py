@@ -34,7 +34,6 @@ def sample():
 
 
 def train(process):
-    """What the worker says once it has trained on the sample."""
     from bapo_openrlhf.training.trainer.dealing import training_shares
 
     (share,) = training_shares([sample()], 1)
@@ -52,7 +51,6 @@ def spoil(_module, _given, output):
 
 
 def said(folder, args, kind, stage):
-    """What a worker says of both gradients."""
     args = copy.deepcopy(args)
     args.ds.zero_stage = stage
     process = worker(kind, args, str(folder / "model"), 10, *([None] if kind == "Policy" else []))
@@ -64,7 +62,6 @@ def said(folder, args, kind, stage):
 
 
 def main(folder):
-    """Train in each case and write FOLDER/said.json."""
     args = set_up(folder / "model", rollout__n_samples_per_prompt=2)
     result = [said(folder, args, *case) for case in CASES]
     (folder / "said.json").write_text(json.dumps(result))

@@ -38,13 +38,7 @@ def run_script(name, folder):
 
 
 def set_up(model, *switches, **more):
-    """Be the only process of a run, without a GPU. Returns its arguments.
-
-    Args:
-        model: Folder of the actor's model.
-        switches: Flags without a value.
-        more: Other flags, with __ in the place of a dot.
-    """
+    """Be the only process of a run with this actor, without a GPU. Returns its arguments."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -64,13 +58,7 @@ def set_up(model, *switches, **more):
 
 
 def worker(kind, args, *more):
-    """A worker that has loaded its model.
-
-    Args:
-        kind: Its class without "Worker", as Policy.
-        args: The run's arguments.
-        more: What `init_model_from_pretrained` takes after the strategy.
-    """
+    """A worker that has loaded its model. `more`: what `init_model_from_pretrained` takes after the strategy."""
     from bapo_openrlhf.training.worker import workers
     from bapo_openrlhf.training.worker.strategy import strategy_of
 

@@ -52,7 +52,6 @@ def make_tokenizer(size):
 
 
 def config_of(name):
-    """The configuration of a published model."""
     layers, width, heads, keys, mlp, vocabulary, tied = SIZES[name]
     sizes = {
         "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": keys,

@@ -12,25 +12,16 @@ from bapo_openrlhf.cpu import stack as cpu
 
 TRAINER, ENGINE = "trainer.trainer:AdaptedPPOTrainerActor", "engine.engines:RolloutActor"
 ACTOR, CRITIC = "worker.workers:AdaptedPolicyActor", "worker.workers:AdaptedCriticActor"
+CHECKSUMS = {ENGINE: "weight_checksums:ChecksumEngineActor", ACTOR: "weight_checksums:ChecksumPolicyActor"}
+WATCHED = {ACTOR: "ragged_probe_classes:WatchedPolicyActor"}
 # For each class of bapo_openrlhf.training that has another one in its place, that one.
 PROBES = {
-    "watched": {
-        TRAINER: "probe_classes:ProbeTrainerActor",
-        ENGINE: "weight_checksums:ChecksumEngineActor",
-        ACTOR: "weight_checksums:ChecksumPolicyActor",
-    },
-    "agents": {TRAINER: "probe_classes:AgentProbeTrainerActor", ACTOR: "ragged_probe_classes:WatchedPolicyActor"},
+    "watched": {TRAINER: "probe_classes:ProbeTrainerActor", **CHECKSUMS},
+    "agents": {TRAINER: "probe_classes:AgentProbeTrainerActor", **WATCHED},
     "faults": {TRAINER: "fault_probe_classes:FaultyTrainerActor"},
     "other_weights": {ACTOR: "other_weights_classes:OtherPolicyActor"},
-    "ragged": {
-        ACTOR: "ragged_probe_classes:WatchedPolicyActor",
-        CRITIC: "ragged_probe_classes:WatchedCriticActor",
-    },
-    "vision": {
-        TRAINER: "probe_classes:VisionProbeTrainerActor",
-        ENGINE: "weight_checksums:ChecksumEngineActor",
-        ACTOR: "weight_checksums:ChecksumPolicyActor",
-    },
+    "ragged": {CRITIC: "ragged_probe_classes:WatchedCriticActor", **WATCHED},
+    "vision": {TRAINER: "probe_classes:VisionProbeTrainerActor", **CHECKSUMS},
 }
 
 

@@ -48,8 +48,6 @@ class ProbeMaker(ExperienceMaker):
 
 
 class ProbeTrainer(trainer.AdaptedPPOTrainer):
-    """The trainer with its generator and its experience maker under watch."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.folder = Path(os.environ["PROBE_FOLDER"])

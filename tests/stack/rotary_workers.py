@@ -29,12 +29,10 @@ def noted(model):
 
 
 def models_of(process):
-    """The engines of a worker by role."""
     return {name: part for name in ("actor", "ema_model", "critic", "model") if (part := getattr(process, name, None))}
 
 
 def load(folder, args, name, kind, stage):
-    """Load a worker and note the frequencies of its models."""
     args = copy.deepcopy(args)
     args.ds.zero_stage, args.ckpt.path = stage, str(folder / f"checkpoints{stage}")
     more = {"Policy": (10, None), "Critic": (10,)}.get(kind.removeprefix("Plain"), ())
@@ -50,7 +48,6 @@ def load(folder, args, name, kind, stage):
 
 
 def main(folder):
-    """Load everything and write FOLDER/buffers.pt."""
     given = {"data__prompt_dataset": folder / "rows.jsonl", "rollout__n_samples_per_prompt": 2}
     args = set_up(folder / "default", "--train.enable_ema", **given)
 

@@ -144,7 +144,6 @@ def test_the_agent_can_end_turns_early(runs):
 
 
 def log_probs_of(model, one):
-    """Log-probs of the sampled tokens under transformers' model with the saved weights."""
     tokens = torch.tensor([one.tokens])
     with torch.no_grad():
         result = model(tokens).logits.float().log_softmax(-1)
@@ -176,7 +175,6 @@ def test_log_probs_and_ratios_are_those_of_the_tokens_of_the_model(runs):
 
 
 def updates(runs):
-    """What the actor noted of each update."""
     for part in ("first", "second"):
         for number in range(len(list((runs.folder / part).glob("actor-0-*.pt")))):
             yield torch.load(runs.folder / part / f"actor-0-{number}.pt")
@@ -260,7 +258,6 @@ def test_an_agent_that_hangs_costs_its_group_alone(runs):
 
 
 def test_agents_that_all_fail_stop_the_run(runs):
-    """It says how many, and the engine's log has the error."""
     error = next(line for line in runs.stopped.output.splitlines() if line.startswith("error: "))
     assert f"step {STOPS + 1}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "1 x timeout, 32 x raised. The commonest cause, 32 of 33: the agent raised LookupError: the env" in error

@@ -68,9 +68,6 @@ def test_ratios_are_those_of_the_claimed_weights(probe_run):
     assert max(lag for _, lag in checked) >= 2
 
 
-# ── kill -9 at random moments ──
-
-
 KILLS = 13  # of each run
 VICTIMS = ("driver", "trainer", "engine", "core", "actor")
 

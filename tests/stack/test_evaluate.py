@@ -27,7 +27,6 @@ def start(workspace, name, *words):
 
 
 def evaluate(workspace, name, *words):
-    """To the end; returns the folder."""
     output, status = ended(start(workspace, name, *words))
     assert status == 0, output[-6000:]
     return workspace / "runs" / "eval" / name

@@ -77,8 +77,6 @@ def error_of(result):
 
 
 class Fault(NamedTuple):
-    """A fault, and what becomes of the run."""
-
     what: str  # VICTIM/STEP/PHASE/SECONDS (fault_probe_classes.py)
     says: tuple[str, ...]  # texts in the output
     resumes_at: int  # step of the newest whole checkpoint
@@ -123,8 +121,6 @@ def uninterrupted(train, name, run):
 def grpo(train):
     return uninterrupted(train, "grpo_whole", GRPO)
 
-
-# ── kill -9, at each phase of a step ──
 
 DIED = ("died",)  # Ray's word, in the error of the call that needed the process
 # Each list is one run, which is killed and resumed once for each fault. A resume syncs weights in the step where it
@@ -171,16 +167,12 @@ KILLS_WITH_A_CRITIC = (
 
 @pytest.mark.parametrize("number", range(len(KILLS)))
 def test_processes_killed_in_turn(train, grpo, number):
-    """The run stops, leaves no process behind, and resumes to the same numbers; five times."""
     stops_and_resumes(train, f"kills_{number}", KILLS[number], GRPO, grpo)
 
 
 def test_processes_killed_in_turn_with_a_critic(train):
     ppo = uninterrupted(train, "ppo_whole", PPO)
     stops_and_resumes(train, "ppo_kills", KILLS_WITH_A_CRITIC, PPO, ppo)
-
-
-# ── Rewards ──
 
 
 def test_reward_function_that_always_fails_stops_the_run(train):
@@ -193,9 +185,6 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     assert_nothing_is_left(mark)
 
 
-# ── Numbers ──
-
-
 @pytest.mark.parametrize(
     ("name", "run", "says"),
     [
@@ -206,9 +195,6 @@ def test_reward_function_that_always_fails_stops_the_run(train):
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
     result = train(name, str(HERE / "any_learning_rate.py"), status=1, own_ray=True, **RUN | run)
     assert error_of(result).startswith("error: step ") and says in error_of(result)
-
-
-# ── Disk ──
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_first_hour(tmp_path):
-    """Each command does what the next one needs. The script stops at the first that fails."""
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "bapo-openrlhf"  # this copy's, also if another copy is installed
     command.write_text(f'#!/bin/sh\nexec {python()} -m bapo_openrlhf.cli "$@"\n')

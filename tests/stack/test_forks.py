@@ -11,7 +11,6 @@ pytestmark = pytest.mark.stack
 
 
 def test_processes_fork_from_one_that_has_the_stack_and_not_ray():
-    """Each has its own threads and random state."""
     program = (
         "import sys; there = [name in sys.modules for name in ('deepspeed', 'vllm', 'transformers', 'ray')]; "
         "import torch, numpy; print(*there, torch.get_num_threads(), torch.cuda.synchronize.__module__, "

@@ -22,14 +22,12 @@ def probe_folder(watch):
 
 
 def test_engines_sample_from_the_merged_model(probe_folder, workspace):
-    """vLLM's log-probs are those of transformers with the saved adapter merged, and not those of the base model."""
     moved = 0.0
     for step in range(4):
-        base = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16)
-        merged = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16),
-            probe_folder / f"actor{step}",
-        ).merge_and_unload()
+        base, other = (
+            AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16) for _ in range(2)
+        )
+        merged = PeftModel.from_pretrained(other, probe_folder / f"actor{step}").merge_and_unload()
         data = np.load(probe_folder / f"experience{step}.npz")
         fresh = np.flatnonzero(data["source"] == "fresh")
         assert data["on_policy"][fresh].all()

@@ -44,7 +44,6 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
 
 
 def accounts_for_every_response(method, algorithm, folder):
-    """In the record of a run with scripted_reward.py. The method did what it is for."""
     rows, groups = read_metrics(folder), read_groups(folder)
     trained = [row for row in rows if row["responses/trained"]]
     assert trained

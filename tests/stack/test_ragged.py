@@ -99,7 +99,6 @@ class Run(NamedTuple):
 
 
 def flags_of(objective):
-    """OpenRLHF's flags for this loss."""
     flags = {"actor__eps_clip_low_high": (objective.low, objective.high), "algo__kl__init_coef": objective.kl}
     if objective.dual is not None:
         flags["actor__dual_clip"] = objective.dual
@@ -175,9 +174,6 @@ def windows(updates):
                 yield before, window, micro_batches[0]
                 before, window = micro_batches[0].get("after"), []
         assert not window  # no gradient is left for the next batch
-
-
-# ── Micro-batches and optimizer steps ──
 
 
 def test_batches_are_as_ragged_as_planned(probe_run):
@@ -274,12 +270,7 @@ def test_empty_unions_skip_the_update(probe_run, model):
         now = ranks[0]["micro_batches"][-1]["after"]
 
 
-# ── The updates ──
-
-
 class Critic(torch.nn.Module):
-    """Values by a linear head on transformers' model."""
-
     def __init__(self, folder):
         super().__init__()
         from transformers import AutoModel

@@ -94,7 +94,6 @@ def grpo(train, workspace):
 
 @pytest.fixture(scope="module")
 def ppo(train):
-    """Its critic is killed."""
     return killed_and_resumed(train, "ppo", "critic", PPO)
 
 
@@ -145,9 +144,6 @@ def test_a_critic_that_dies_is_named(ppo):
     assert f"step {PPO_SAVED + 3}, training: " in ppo.output and all(text in ppo.output for text in DIED)
 
 
-# ── BAPO-GRPO: the union of delayed rollouts feeds Eq. 2 ──
-
-
 def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(grpo):
     """An entropy bonus, and an evaluation between two syncs."""
     rows = grpo.rows
@@ -169,7 +165,6 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(grpo):
 
 
 def test_the_checkpoint_of_the_best_evaluation_is_whole(grpo, workspace):
-    """It has the weights that the engine was given back."""
     store = CheckpointStore(workspace / "grpo" / "checkpoints", critic=False)
     best = next(tag for tag in store.tags() if tag.startswith("best"))
     store.check(best)
@@ -195,14 +190,9 @@ def test_gradients_are_probed_by_group(grpo):
     assert any(row["norm"] > 0 for row in rows) and math.isfinite(metrics["probe/halves"])
 
 
-# ── BA-PPO: rewards ──
-
-
 def test_verifiers_that_fail_cost_their_group_alone(ppo, workspace):
-    """A verifier that hangs, one that raises, one that dies, one that allocates, one with nan: all counted."""
     failing = ["1+1=", "2+2=", "3+3=", "4+4=", "5+5="]
-    rows = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
-    assert set(failing) <= {row["input"] for row in rows}  # a step has 8 of the 48
+    assert all(f'"input": "{prompt}"' in (workspace / "data.jsonl").read_text() for prompt in failing)
     assert sum(row["groups/failed"] for row in ppo.rows) == len(failing)
     for prompt in failing:
         assert f"no reward, or log-probs that are not finite, for prompt {prompt!r}" in ppo.output
@@ -213,8 +203,5 @@ def test_verifiers_that_fail_cost_their_group_alone(ppo, workspace):
     assert_nothing_is_left("faulty_reward.py")  # the processes of the reward function
 
 
-# ── BAPO-GRPO again: last, because Ray needs a minute ──
-
-
-def test_a_driver_that_dies_leaves_no_process(grpo):
+def test_a_driver_that_dies_leaves_no_process(grpo):  # last, because Ray needs a minute
     assert_nothing_is_left(MARK)

@@ -63,12 +63,8 @@ def assert_scored(judge, groups, read=lambda tokens: tokens):
     assert [response["reward"] for response in responses] == pytest.approx(wanted, abs=0.05)
 
 
-# ── Behind a server ──
-
-
 @pytest.fixture
 def server(judge):
-    """The address of OpenRLHF's server with the reward model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -102,9 +98,6 @@ def test_the_server_scores_what_the_run_stores(train, workspace, judge, server):
 
     assert_scored(judge, state_of(workspace, "served")["method"]["replay"]["groups"], read)
     assert {"score", "dummy_scores"} <= result.metrics[0].keys()
-
-
-# ── In the run ──
 
 
 def kill_and_resume(train, name, victim, judge, **flags):

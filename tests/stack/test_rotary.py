@@ -8,15 +8,10 @@ import json
 
 import pytest
 import torch
+import transformers
 from one_process import run_script
 from rotary_workers import CASES, ROPE_TYPES, noted
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    Gemma3TextConfig,
-    Qwen2_5_VLConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -37,15 +32,16 @@ MORE = {
 
 
 def config_of(name):
-    """A model with a rope type, with one for each type of layer, or with images."""
     if name == "layers":
         kinds = ["full_attention", "sliding_attention"]
-        return Gemma3TextConfig(**SIZES, layer_types=kinds)
+        return transformers.Gemma3TextConfig(**SIZES, layer_types=kinds)
     if name == "vision":
         rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
         sizes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-        return Qwen2_5_VLConfig(text_config=SIZES | {"rope_parameters": rope}, vision_config=sizes)
-    return Qwen3Config(**SIZES, rope_parameters={"rope_type": name, "rope_theta": 10000.0, **MORE.get(name, {})})
+        return transformers.Qwen2_5_VLConfig(text_config=SIZES | {"rope_parameters": rope}, vision_config=sizes)
+    return transformers.Qwen3Config(
+        **SIZES, rope_parameters={"rope_type": name, "rope_theta": 10000.0, **MORE.get(name, {})}
+    )
 
 
 def kind_of(name):

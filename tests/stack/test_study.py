@@ -27,7 +27,6 @@ MEMORY = 6  # groups
 
 @pytest.fixture(scope="module")
 def study(workspace, small_flags):
-    """The folder of a study that has run."""
     flags = {
         "actor.model_name_or_path": "model", "critic.model_name_or_path": "model", "data.max_samples": 24,
         "data.prompt_dataset": "data.jsonl", "eval.dataset": "data.jsonl", "ckpt.best_metric_key": "none",

@@ -28,9 +28,6 @@ COMPARABLE = {
 }  # fmt: skip
 
 
-# ── BA-PPO on two data-parallel ranks, watched ──
-
-
 @pytest.fixture(scope="module")
 def probe_run(watch, workspace):
     """Six steps of BA-PPO on 2 actor, 2 critic and 2 reference ranks and 2 engines; what the probe noted."""
@@ -65,7 +62,6 @@ def test_rollout_weights_change_only_at_multiples_of_v_and_reevaluation_uses_the
 
 
 def tokens(data, name, index):
-    """A field's numbers at the generated tokens of a sample."""
     return data[f"{index}/{name}"][data[f"{index}/action_mask"].astype(bool)]
 
 
@@ -113,9 +109,8 @@ def recomputed(model, data, index):
     tokens = torch.from_numpy(data[f"{index}/sequences"][real])[None]
     with torch.no_grad():
         log_probs = model(tokens).logits.float().log_softmax(-1)
-    mask = data[f"{index}/action_mask"][: real.sum() - 1].astype(bool)
     chosen = log_probs[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()
-    return chosen, mask
+    return chosen, data[f"{index}/action_mask"][: real.sum() - 1].astype(bool)
 
 
 def test_importance_ratio_of_replayed_samples_is_exp_of_recomputed_minus_stored(probe_run):
@@ -188,9 +183,6 @@ def test_metrics_are_in_the_catalogue_and_come_to_tensorboard(probe_run, workspa
     clipped = {row["step"]: row["clip/replayed"] for row in rows if row.get("clip/replayed") is not None}
     actual = {event.step: event.value for event in events.Scalars("train/clip/replayed")}
     assert clipped and actual == pytest.approx(clipped, rel=1e-5)
-
-
-# ── Batch adaptation off, or on with nothing to adapt, is OpenRLHF ──
 
 
 def run_plain(train, name, **flags):

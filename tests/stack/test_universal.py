@@ -112,13 +112,11 @@ def test_other_ranks_are_told_how(killed, train, workspace):
 
 
 def position(folder):
-    """Position in the data, which the actor's checkpoint has."""
     (file, *_) = sorted((folder / "_actor" / TWICE).glob("*mp_rank_00_model_states.pt"))
     return torch.load(file, weights_only=False)["data_loader_state_dict"]
 
 
 def assert_same(actual, wanted, path=""):
-    """Nested states are equal to the last bit."""
     assert type(actual) is type(wanted), path
     if isinstance(wanted, (list, tuple)):
         actual, wanted = (dict(enumerate(values)) for values in (actual, wanted))

@@ -35,7 +35,6 @@ def warm_up(workspace, out):
 
 
 def plain_loop(folder):
-    """AdamW on the mean negative log-likelihood of the solutions' tokens, one step for each epoch."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0)

@@ -17,8 +17,6 @@ __path__ = []
 
 
 class InterpolationMode(enum.Enum):
-    """The modes that transformers names."""
-
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
     BILINEAR = "bilinear"
@@ -29,13 +27,11 @@ class InterpolationMode(enum.Enum):
 
 
 def pil_to_tensor(image):
-    """A Pillow image as uint8 (C, H, W)."""
     array = np.array(image)
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1).contiguous()
 
 
 def resize(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True):
-    """(..., C, H, W) as (..., C, *size)."""
     flat = image.reshape(-1, *image.shape[-3:]).float()
     flat = torch.nn.functional.interpolate(flat, size=list(size), mode=interpolation.value, antialias=antialias)
     if image.dtype == torch.uint8:
@@ -44,7 +40,6 @@ def resize(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True
 
 
 def normalize(image, mean, std):
-    """Of (..., C, H, W), channel by channel."""
     mean, std = (torch.as_tensor(value, dtype=image.dtype).reshape(-1, 1, 1) for value in (mean, std))
     return (image - mean) / std
 
@@ -57,16 +52,8 @@ def _module(name, **names):
     return module
 
 
-_functions = {
-    "InterpolationMode": InterpolationMode,
-    "pil_to_tensor": pil_to_tensor,
-    "resize": resize,
-    "normalize": normalize,
-}
+_functions = {one.__name__: one for one in (InterpolationMode, pil_to_tensor, resize, normalize)}
 io = _module("io", ImageReadMode=None, decode_image=None, read_video=None)
-transforms = _module(
-    "transforms",
-    InterpolationMode=InterpolationMode,
-    functional=_module("transforms.functional", **_functions),
-    v2=_module("transforms.v2", functional=_module("transforms.v2.functional", **_functions)),
-)
+_v2 = _module("transforms.v2", functional=_module("transforms.v2.functional", **_functions))
+_functional = _module("transforms.functional", **_functions)
+transforms = _module("transforms", InterpolationMode=InterpolationMode, functional=_functional, v2=_v2)

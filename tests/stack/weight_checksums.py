@@ -35,16 +35,12 @@ def stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 class ChecksumEngine(engines.RolloutEngine):
-    """The rollout engine, which also tells digests."""
-
     async def weight_checksums(self) -> dict[str, str]:
         """The digest of each weight tensor by vLLM's name, from the first worker of this engine."""
         return (await self.llm.collective_rpc(of_vllm_worker))[0]
 
 
 class ChecksumWorker(workers.PolicyWorker):
-    """The actor worker, which also tells digests."""
-
     def weight_checksums(self) -> dict[str, str]:
         """The digest of each weight tensor by vLLM's name. It needs whole tensors, which no rank has under ZeRO-3."""
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())

@@ -12,16 +12,13 @@ import torch
 
 
 def digest(weight: torch.Tensor) -> str:
-    """The digest of a tensor's bytes."""
     data = weight.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
     return hashlib.blake2b(data.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def digests(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """The digest of each named tensor."""
     return {name: digest(weight) for name, weight in weights}
 
 
 def of_vllm_worker(worker: Any) -> dict[str, str]:
-    """The digest of each weight tensor of a vLLM worker."""
     return digests(worker.model_runner.model.named_parameters())

@@ -147,36 +147,36 @@ def test_every_dependency_has_its_line():
     assert wanted == named
 
 
-class TestExample:
-    """examples/custom_method: the method in docs/add_a_method.md."""
-
-    FILE = ROOT / "examples" / "custom_method" / "fifo_replay.py"
-
-    def test_the_page_shows_the_file(self):
-        shown = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "add_a_method.md").read_text(), re.S).group(1)
-        assert shown == self.FILE.read_text()
-
-    def test_the_page_shows_its_test_which_passes(self):
-        file = self.FILE.with_name("test_fifo_replay.py")
-        shown = (ROOT / "docs" / "add_a_method.md").read_text().split("## Test it")[1].split("```")[1]
-        assert file.read_text().endswith(shown.removeprefix("python"))
-        runpy.run_path(str(file))["test_it_replays_the_newest_groups"]()
-
-    def test_the_page_names_every_list_that_a_method_fills(self):
-        """What is left are those that the trainer fills, once it knows the log-probs."""
-        page = (ROOT / "docs" / "add_a_method.md").read_text().split("## What a method has to do")[1]
-        rule = page.split("Every generated group")[1].split(".")[0]
-        assert set(re.findall(r"`(\w+)`", rule)) == set(STATES) - {"too_far", "nonfinite"}
+SHOWN = {
+    "add_a_method": "examples/custom_method/fifo_replay.py",
+    "agents": "examples/agent/second_try.py",
+    "own_data": "bapo_openrlhf/workbench/init/reward.py",
+}
 
 
-def test_every_method_file_has_its_line():
-    for title, folder in (("One file for each", "methods"), ("Corrections for stale rollouts", "corrections")):
-        text = (ROOT / "docs" / "methods.md").read_text().split(f"## {title}")[1].split("\n## ")[0]
-        rows = re.findall(r"^\| `(\w+)\.yaml` ", text, re.M)
-        assert sorted(rows) == sorted(path.stem for path in (ROOT / "configs" / folder).glob("*.yaml"))
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_shows_a_file(page):
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)[1]
+    assert shown == (ROOT / SHOWN[page]).read_text()
 
 
-# ── Presets, their scripts, and the page about them ──
+def test_the_page_of_an_own_method_shows_its_test_and_every_list_that_it_fills():
+    """The test passes. The trainer fills the other lists, once it knows the log-probs."""
+    file, page = (
+        ROOT / "examples" / "custom_method" / "test_fifo_replay.py",
+        (ROOT / "docs" / "add_a_method.md").read_text(),
+    )
+    assert file.read_text().endswith(page.split("## Test it")[1].split("```")[1].removeprefix("python"))
+    runpy.run_path(str(file))["test_it_replays_the_newest_groups"]()
+    rule = page.split("## What a method has to do")[1].split("Every generated group")[1].split(".")[0]
+    assert set(re.findall(r"`(\w+)`", rule)) == set(STATES) - {"too_far", "nonfinite"}
+
+
+def test_every_correction_has_its_line():
+    text = (ROOT / "docs" / "methods.md").read_text().split("## Corrections for stale rollouts")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)\.yaml` ", text, re.M)
+    assert sorted(rows) == sorted(path.stem for path in (ROOT / "configs" / "corrections").glob("*.yaml"))
+
 
 PAPER = [preset for preset in PRESETS if preset.stem not in ("quickstart", "math_one_gpu")]
 NOT_RUN = "# Not run yet: it needs 8 GPUs."
@@ -205,10 +205,9 @@ def test_preset_script_and_page_say_the_same(preset, tmp_path):
         stub = tmp_path / name
         stub.write_text('#!/bin/sh\necho "$(basename "$0")|$*" >> "$CALLS"\n')
         stub.chmod(0o755)
-    calls = tmp_path / "calls"
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": f"{tmp_path}/calls"}
     subprocess.run([script, "--algorithm", "grpo"], check=True, env=environment, cwd=tmp_path)
-    prepare, check, status, submit = calls.read_text().splitlines()
+    prepare, check, status, submit = (tmp_path / "calls").read_text().splitlines()
     name = args.data.prompt_dataset.split("/")[1]
     assert prepare == f"bapo-openrlhf|prepare {name}" and name in TASKS
     config = f"configs/{preset.name}"
@@ -220,37 +219,29 @@ def test_preset_script_and_page_say_the_same(preset, tmp_path):
     assert args.data.prompt_dataset == f"data/{name}/train.jsonl"
     assert (args.data.max_images_per_prompt > 0) == (name == "geometry")
     assert args.run.name == preset.stem and args.ckpt.path == f"runs/{preset.stem}/checkpoints"
-    words = {"math": "mathematics", "countdown": "Countdown", "geometry": "Geometry3K"}
-    assert words[name] in task
+    assert {"math": "mathematics", "countdown": "Countdown", "geometry": "Geometry3K"}[name] in task
 
 
-class TestCustomTask:
-    FOLDER = ROOT / "examples" / "custom_task"
-
-    def test_reward(self):
-        reward_func = runpy.run_path(str(self.FOLDER / "reward.py"))["reward_func"]
-        answers = {"3+4<eos>": 1, "7": 0, "7<eos>": 0, "3+3<eos>": 0, "3+4+": 0, "": 0, "10-3": 0, "1+1+5": 1, "x": 0}
-        queries = [f"3 4:7={answer}" for answer in answers]
-        result = reward_func(queries, ["3 4:7="] * len(queries), ["7"] * len(queries), [*answers])
-        assert result["rewards"] == list(answers.values())
-
-    def test_problems_are_what_they_say(self):
-        rows = [json.loads(line) for line in (self.FOLDER / "problems.jsonl").read_text().splitlines()]
-        assert len({row["input"] for row in rows}) == len(rows) == 128
-        for row in rows:
-            numbers, target = re.fullmatch(r"([\d ]+):(\d+)=", row["input"]).groups()
-            assert sum(map(int, numbers.split())) == int(target) == int(row["label"])
+def test_reward_and_problems_of_the_custom_task():
+    folder = ROOT / "examples" / "custom_task"
+    answers = {"3+4<eos>": 1, "7": 0, "7<eos>": 0, "3+3<eos>": 0, "3+4+": 0, "": 0, "10-3": 0, "1+1+5": 1, "x": 0}
+    given = [[f"3 4:7={answer}" for answer in answers], ["3 4:7="] * 9, ["7"] * 9, [*answers]]
+    assert runpy.run_path(str(folder / "reward.py"))["reward_func"](*given)["rewards"] == list(answers.values())
+    rows = [json.loads(line) for line in (folder / "problems.jsonl").read_text().splitlines()]
+    assert len({row["input"] for row in rows}) == len(rows) == 128
+    for row in rows:
+        numbers, target = re.fullmatch(r"([\d ]+):(\d+)=", row["input"]).groups()
+        assert sum(map(int, numbers.split())) == int(target) == int(row["label"])
 
 
 def test_the_lines_that_read_the_buffers_of_a_checkpoint(tmp_path, monkeypatch, capsys, make_group):
-    """docs/watch.md, on a checkpoint after one step, with a hard prompt and a group to replay."""
+    """docs/watch.md, with a hard prompt and a group to replay."""
     method = BAPO(capacity=2, group_size=8)
     method.build_batch(0, [make_group(0, prompt="1+1="), make_group(2, prompt="1+2=", uid=7)], [])
     checkpoints, tag = CheckpointStore(tmp_path / "runs" / "quickstart" / "checkpoints", critic=False), "global_step1"
     save_state(checkpoints.begin(tag), {"version": 1, "step": 1, "weights_version": 1, "method": method.state_dict()})
-    model = checkpoints.path / "_actor" / tag / "model.pt"
-    model.parent.mkdir(parents=True)
-    model.write_text("")
+    (checkpoints.path / "_actor" / tag).mkdir(parents=True)
+    (checkpoints.path / "_actor" / tag / "model.pt").touch()
     checkpoints.complete(tag, 1)
     monkeypatch.chdir(tmp_path)
     exec(re.search(r"```python\n(.*?)```", (ROOT / "docs" / "watch.md").read_text(), re.S)[1], {})

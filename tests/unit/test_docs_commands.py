@@ -5,10 +5,8 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -37,9 +35,6 @@ PROGRAMS = (
 )
 
 
-# ── What is done with a command. A handler gets all its words ──
-
-
 def run_it(call, here):
     """For real, in the project's folder `here`."""
     assert main.run(call[1:]) == 0
@@ -51,14 +46,11 @@ def check_it(call, here):
 
 
 def run_pytest(call, here):
-    """For real, on the folder that `init` wrote."""
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *call[1:]]
     subprocess.run([sys.executable, *words], check=True, cwd=here)
 
 
 def parse_it(call, here):
-    """The command ends when its own parser has read the words."""
-
     def parse(parser, words):
         parse_words(parser, words)
         raise Ended("parsed", 0, "")
@@ -68,7 +60,6 @@ def parse_it(call, here):
 
 
 def over_ssh(call, here):
-    """The command that ssh would run."""
     assert call[1] == "-t"
     parse_it(call[3:], here)
 
@@ -104,7 +95,6 @@ def parse_in_an_image(call, here):
 
 
 def parse_quickstart(call, here):
-    """Its own flags, and those of the training that it passes on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="sums")
     parser.add_argument("--only-prepare", action="store_true")
@@ -170,7 +160,6 @@ def is_the_benchmarks_version(call, here):
 
 
 def is_a_known_model(call, here):
-    """Or a file, which the page's reader has."""
     assert call[2] in model.MODELS or call[2].endswith(".gguf")
 
 
@@ -179,7 +168,6 @@ def parse_contract(call, here):
 
 
 def is_an_evaluation(call, here):
-    """Only the folder of one."""
     assert call[1] == "-rf" and [str(Path(path).parent) for path in call[2:]] == ["runs/eval"]
 
 
@@ -187,65 +175,53 @@ def leave_it(call, here):
     """It names nothing of this project."""
 
 
-# ── The table ──
-
-
-class Rule(NamedTuple):
-    """Commands that begin with `start`, and what is done with them here."""
-
-    start: str
-    do: Callable
-
-
-RULES = [
-    Rule("bapo-openrlhf init", run_it),
-    Rule("bapo-openrlhf model", is_a_known_model),
-    Rule("pytest my_task", run_pytest),
-    Rule("bapo-openrlhf methods", run_it),
-    Rule("bapo-openrlhf check", check_it),
-    Rule("bapo-openrlhf prepare countdown --generate", run_it),
-    Rule("bapo-openrlhf universal", parse_it),
-    Rule("bapo-openrlhf compare", parse_it),
-    Rule("bapo-openrlhf watch", parse_it),
-    Rule("ssh", over_ssh),
-    Rule("bapo-openrlhf report", parse_it),
-    Rule("bapo-openrlhf plan", run_it),
-    Rule("bapo-openrlhf prepare", parse_it),
-    Rule("python examples/warmup.py", has_flags_of("openrlhf", "cli/train_sft.py")),
-    Rule("bapo-openrlhf train", parse_train),
-    Rule("bapo-openrlhf smoke", parse_train),
-    Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train),
-    Rule("python -m bapo_openrlhf.cli.serve_rm", has_the_servers_flags),
-    Rule("python -m openrlhf.cli.lora_combiner", has_flags_of("openrlhf", "cli/lora_combiner.py")),
-    Rule("bapo-openrlhf evaluate", parse_evaluate),
-    Rule("bapo-openrlhf study", parse_study),
-    Rule("python examples/quickstart", parse_quickstart),
-    Rule("examples/ray_job", parse_script),
-    Rule("sbatch", parse_script),
-    Rule("docker build", names_what_is_there),
-    Rule("docker run", parse_in_an_image),
-    Rule("kubectl", names_what_is_there),
-    Rule("rm -rf runs/eval", is_an_evaluation),
-    Rule("make", is_a_target),
-    Rule("python -m venv", leave_it),
-    Rule("pip install .", is_the_benchmarks_version),
-    Rule("python examples/trl", names_what_is_there),
-    Rule("pip install --no-deps --target", is_a_pinned_package),
-    Rule("python tools/openrlhf_contract.py", parse_contract),
-    Rule("pre-commit install", leave_it),
-    Rule("ray start", has_flags_of("ray", "scripts/scripts.py")),
-]
+# How commands begin, and what is done with all their words here.
+RULES = {
+    "bapo-openrlhf init": run_it,
+    "bapo-openrlhf model": is_a_known_model,
+    "pytest my_task": run_pytest,
+    "bapo-openrlhf methods": run_it,
+    "bapo-openrlhf check": check_it,
+    "bapo-openrlhf prepare countdown --generate": run_it,
+    "bapo-openrlhf universal": parse_it,
+    "bapo-openrlhf compare": parse_it,
+    "bapo-openrlhf watch": parse_it,
+    "ssh": over_ssh,
+    "bapo-openrlhf report": parse_it,
+    "bapo-openrlhf plan": run_it,
+    "bapo-openrlhf prepare": parse_it,
+    "python examples/warmup.py": has_flags_of("openrlhf", "cli/train_sft.py"),
+    "bapo-openrlhf train": parse_train,
+    "bapo-openrlhf smoke": parse_train,
+    "python -m bapo_openrlhf.cli.train_ppo_ray": parse_train,
+    "python -m bapo_openrlhf.cli.serve_rm": has_the_servers_flags,
+    "python -m openrlhf.cli.lora_combiner": has_flags_of("openrlhf", "cli/lora_combiner.py"),
+    "bapo-openrlhf evaluate": parse_evaluate,
+    "bapo-openrlhf study": parse_study,
+    "python examples/quickstart": parse_quickstart,
+    "examples/ray_job": parse_script,
+    "sbatch": parse_script,
+    "docker build": names_what_is_there,
+    "docker run": parse_in_an_image,
+    "kubectl": names_what_is_there,
+    "rm -rf runs/eval": is_an_evaluation,
+    "make": is_a_target,
+    "python -m venv": leave_it,
+    "pip install .": is_the_benchmarks_version,
+    "python examples/trl": names_what_is_there,
+    "pip install --no-deps --target": is_a_pinned_package,
+    "python tools/openrlhf_contract.py": parse_contract,
+    "pre-commit install": leave_it,
+    "ray start": has_flags_of("ray", "scripts/scripts.py"),
+}
 
 
 def rule_of(call):
-    """The rule with the longest start."""
+    """The longest start of a rule."""
     text = " ".join(call)
-    fitting = [rule for rule in RULES if f"{text} ".startswith(tuple(rule.start + end for end in " /:"))]
+    fitting = [start for start in RULES if f"{text} ".startswith(tuple(start + end for end in " /:"))]
     assert fitting, f"no rule for this command: {text}"
-    return max(fitting, key=lambda rule: len(rule.start))
-
-
-# ── What the pages say ──
+    return max(fitting, key=len)
 
 
 def blocks(page):
@@ -269,9 +245,8 @@ def shell(script, folder):
         (folder / name / "bin").mkdir(parents=True)
         (folder / name / "bin" / "activate").write_text("")
     environment = {"PATH": str(stubs), "CALLS": str(calls)}
-    done = subprocess.run(
-        ["/bin/bash", "-eu", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    words = ["/bin/bash", "-eu", "-c", script]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stderr}\n{script}"
     result = [call.split("\0")[:-1] for call in calls.read_text().split("\1")[:-1]] if calls.exists() else []
     return [[call[0].removeprefix(f"{stubs}/"), *call[1:]] for call in result]
@@ -307,18 +282,18 @@ def project(tmp_path_factory):
         (here / folder / "reasoning_gym").mkdir(parents=True)
         for level in names:
             (here / folder / "reasoning_gym" / f"{level}.jsonl").write_text("")
-    prepare(
-        countdown.TASK, Preparation(out=here / "runs" / "data", generator="small", style="short", limits={"train": 32})
-    )
+    small = Preparation(out=here / "runs" / "data", generator="small", style="short", limits={"train": 32})
+    prepare(countdown.TASK, small)
     return here
 
 
 def test_commands_are_in_bash_blocks_alone():
     for page in PAGES:
-        others = [line.split() for language, text in blocks(page) if language != "bash" for line in text.splitlines()]
+        fences = blocks(page)
+        others = [line.split() for language, text in fences if language != "bash" for line in text.splitlines()]
         assert not [words for words in others if words and words[0] in PROGRAMS], page.name
-        assert {language for language, _ in blocks(page)} <= LANGUAGES, page.name
-        assert page.read_text().count("```") == 2 * len(blocks(page)), f"{page.name}: a fence that is not seen"
+        assert {language for language, _ in fences} <= LANGUAGES, page.name
+        assert page.read_text().count("```") == 2 * len(fences), f"{page.name}: a fence that is not seen"
 
 
 @pytest.fixture
@@ -333,13 +308,12 @@ def hold(project, monkeypatch, capsys):
     def check(result):
         used = set()
         for page, call in result:
-            rule = rule_of(call)
-            used.add(rule.start)
-            if (key := tuple(call)) in done:
+            used.add(rule_of(call))
+            if tuple(call) in done:
                 continue
-            done.add(key)
+            done.add(tuple(call))
             try:
-                rule.do(call, project)
+                RULES[rule_of(call)](call, project)
             except (Exception, SystemExit) as error:
                 what = f"{type(error).__name__}: {error}\n{capsys.readouterr().err}"
                 pytest.fail(f"{page}: {' '.join(call)}\n{what}")
@@ -349,7 +323,7 @@ def hold(project, monkeypatch, capsys):
 
 
 def test_every_command_has_a_rule_and_holds(commands, hold):
-    assert {rule.start for rule in RULES} == hold(commands), "rules that no page needs"
+    assert {*RULES} == hold(commands), "rules that no page needs"
 
 
 def test_the_table_of_countdown_can_be_made_again(commands):
@@ -361,25 +335,20 @@ def test_the_table_of_countdown_can_be_made_again(commands):
         assert [call.startswith(start) for call, start in zip(found, starts, strict=True)] == [True] * 3, found
 
 
-# ── Commands within a sentence: their names and flags ──
-
-
 def inline_commands():
     for page in PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
-        for span in re.findall(r"`([^`]+)`", text):
-            words = " ".join(span.split()).split()
+        for words in map(str.split, re.findall(r"`([^`]+)`", text)):
             if len(words) > 1 and words[0] in ("bapo-openrlhf", "make", "python"):
-                yield page.name, words
+                yield f"{page.name}: {' '.join(words)}", words
 
 
 def test_commands_in_sentences():
     """Flags with dots are looked at in test_docs.py."""
-    result = list(inline_commands())
-    assert len(result) > 15
     source = "".join(path.read_text() for path in (ROOT / "bapo_openrlhf" / "cli").glob("*.py"))
-    for page, words in result:
-        where = f"{page}: {' '.join(words)}"
+    result = [*inline_commands()]
+    assert len(result) > 15
+    for where, words in result:
         program, name, *rest = words
         if program == "bapo-openrlhf":
             assert name in main.COMMANDS or name.isupper() or name in ("--help", "--version"), where

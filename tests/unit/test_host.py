@@ -31,9 +31,6 @@ RECORD = json.loads(TOOL["RECORD"].read_text(encoding="utf-8"))
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "bapo_openrlhf").rglob("*.py"))]
 
 
-# ── The record ──
-
-
 @pytest.fixture(scope="module")
 def overrides() -> dict[tuple[type, type], set[str]]:
     return TOOL["overrides"]()
@@ -126,9 +123,6 @@ def test_what_is_recorded_by_its_parameters_still_runs(overrides):
                 assert re.search(rf"(super\(\)|self\.executor)\.{name}\b", source), f"{own.__name__}.{name}"
 
 
-# ── Another version ──
-
-
 OURS = "AdaptedPPOTrainer in training/trainer/trainer.py overrides it."
 # A file of OpenRLHF, what is replaced in it by what, and what the message about it begins with and has; None for none.
 VERSIONS = {
@@ -157,7 +151,6 @@ VERSIONS = {
 
 @pytest.fixture
 def package(tmp_path, installed) -> Path:
-    """A copy of OpenRLHF that a test changes."""
     ignored = shutil.ignore_patterns("*.pyc")
     return Path(shutil.copytree(installed["openrlhf"], tmp_path / "openrlhf", ignore=ignored))
 
@@ -185,8 +178,6 @@ def test_a_name_that_is_read_nowhere(installed):
 
 
 def test_the_command(package):
-    """As docs/upgrade_openrlhf.md has it: on a folder with another version's source."""
-
     def run(folder: Path) -> tuple[int, list[str]]:
         words = [sys.executable, TOOL["RECORD"].with_suffix(".py"), "--source", folder]
         done = subprocess.run(words, capture_output=True, text=True)
@@ -199,9 +190,6 @@ def test_the_command(package):
     assert run(package) == (2, [])  # it has no folder openrlhf
 
 
-# ── The version that is installed ──
-
-
 def test_another_version_that_is_installed_or_none(monkeypatch):
     host._main_block.cache_clear()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.20")
@@ -211,8 +199,6 @@ def test_another_version_that_is_installed_or_none(monkeypatch):
     with pytest.raises(ConfigError, match="openrlhf is not installed"):
         host.build_parser()
 
-
-# ── OpenRLHF's command line ──
 
 GOOD = """
 if __name__ == "__main__":
@@ -231,7 +217,6 @@ if __name__ == "__main__":
 class TestCommandLineOfOpenRLHF:
     @pytest.fixture
     def script(self, monkeypatch, tmp_path):
-        """Puts another text in the place of OpenRLHF's script."""
         original, path = host.file_of, tmp_path / "train_ppo_ray.py"
         monkeypatch.setattr(host, "file_of", lambda file: path if file == "cli/train_ppo_ray.py" else original(file))
 

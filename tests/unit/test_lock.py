@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -49,7 +48,6 @@ def directly(name):
 
 @pytest.mark.parametrize("name", EXTRAS)
 def test_every_requirement_of_the_project_is_locked(name):
-    """If this fails: `make lock`."""
     lock, wanted = lock_of(name), directly(name)
     assert len(wanted) > 30
     for requirement in wanted:
@@ -87,10 +85,8 @@ def test_what_requirements_require_is_locked(name):
 
 @pytest.mark.parametrize("name", EXTRAS)
 def test_make_installs_again_only_if_the_lock_has_changed(name, tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in ("requirements", "tools"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+    places = [ROOT / name for name in ("Makefile", "pyproject.toml", "requirements", "tools")]
+    subprocess.run(["cp", "-r", *places, tmp_path], check=True)
     target, lock = tmp_path / TARGETS[name], tmp_path / "requirements" / f"{name}.lock.txt"
     target.parent.mkdir()
     target.touch()
@@ -107,16 +103,10 @@ def test_make_installs_again_only_if_the_lock_has_changed(name, tmp_path):
     assert installs[name] in make("-n").stdout
 
 
-# ── The installation ──
-
 PIP = r"""#!/bin/sh
 echo "pip $*" >> "$LOG"
-case "$*" in
-"config list")
-    echo ":env:.find-links='/wheels'"
-    echo "global.cert='/certificates.pem'"
-    printf '%s\n' "global.extra-index-url='file:///one\nfile:///two file:///three'" ;;
-esac
+[ "$*" != "config list" ] || printf '%s\n' ":env:.find-links='/wheels'" "global.cert='/certificates.pem'" \
+    "global.extra-index-url='file:///one\nfile:///two file:///three'"
 """
 UV = r"""#!/bin/sh
 echo "uv $SSL_CERT_FILE $*" >> "$LOG"
@@ -136,15 +126,11 @@ def test_uv_installs_from_where_pip_would_and_pip_if_uv_cannot(tmp_path, fails, 
     environment = os.environ | {"LOG": str(tmp_path / "log"), "FAILS": fails}
     subprocess.run([ROOT / "tools" / "install.sh", tmp_path], cwd=ROOT, env=environment, check=True)
     lines = [line for line in (tmp_path / "log").read_text().splitlines() if line != "pip config list"]
-    project = "--constraint requirements/cpu.lock.txt --editable .[cpu,test]"
-    no_deps = "--no-deps --requirement requirements/cpu-no-deps.txt"
+    locked, no_deps = "--constraint requirements/cpu.lock.txt", "--no-deps --requirement requirements/cpu-no-deps.txt"
+    parts = [f"{locked} --editable .[cpu,test]", no_deps, f"{locked} --editable .[reasoning-gym]"]
     places = "--index file:///one --index file:///two --index file:///three --find-links /wheels"
     flags = f"--quiet --python {tmp_path}/bin/python --index-strategy unsafe-best-match {places}"
-    optional = "--constraint requirements/cpu.lock.txt --editable .[reasoning-gym]"
-    tried = [f"uv /certificates.pem pip install {flags} {what}" for what in (project, no_deps, optional)]
-    by_pip = [f"pip install --quiet --no-compile {what}" for what in (project, no_deps, optional)]
-    assert lines == [
-        "pip install --quiet --no-compile uv",
-        *tried[: {"--editable .[cpu,test]": 1, "--no-deps": 2}.get(fails, 3)],
-        *(by_pip if falls_back else []),
-    ]
+    tried = [f"uv /certificates.pem pip install {flags} {what}" for what in parts]
+    by_pip = [f"pip install --quiet --no-compile {what}" for what in parts]
+    tried = tried[: {"--editable .[cpu,test]": 1, "--no-deps": 2}.get(fails, 3)]
+    assert lines == ["pip install --quiet --no-compile uv", *tried, *(by_pip if falls_back else [])]

@@ -16,17 +16,12 @@ def test_every_file_of_the_package_gets_into_the_wheel():
     """Python files of packages, and what pyproject.toml names. A release builds one and tries it."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setuptools["packages"]["find"]["include"] == ["bapo_openrlhf*"]
-    data = setuptools["package-data"]
-    named = {
-        path for part, globs in data.items() for glob in globs for path in (ROOT / part.replace(".", "/")).glob(glob)
-    }
+    globs = [(ROOT / part.replace(".", "/"), one) for part, all_ in setuptools["package-data"].items() for one in all_]
+    named = {path for folder, glob in globs for path in folder.glob(glob)}
     files = [path for path in (ROOT / "bapo_openrlhf").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     for path in files:
-        is_module = path.suffix == ".py" and (path.parent / "__init__.py").is_file()
-        assert is_module or path in named, path
+        assert path in named or (path.suffix == ".py" and (path.parent / "__init__.py").is_file()), path
 
-
-# ── Releases ──
 
 CHANGELOG = "# Changelog\n\nwords\n\n## 0.2.0, 2026-02-01\n\n### Added\n- new\n\n## 0.1.0, 2026-01-01\n- old\n"
 
@@ -47,7 +42,6 @@ def test_tag_that_does_not_fit(tag, version, changelog, says):
 
 
 def test_newest_entry_is_of_this_version():
-    """What the next release needs, but for its date."""
     changelog = (ROOT / "CHANGELOG.md").read_text()
     head = next(line for line in changelog.splitlines() if line.startswith("## "))
     assert head.removeprefix("## ").split(", ")[0] == bapo_openrlhf.__version__

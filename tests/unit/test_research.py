@@ -12,12 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(
-    path
-    for folder in ("research", "research/benchmarks")
-    for path in (ROOT / folder).glob("*.py")
-    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-)
+FILES = [*(ROOT / "research").glob("*.py"), *(ROOT / "research" / "benchmarks").glob("*.py")]
+SCRIPTS = sorted(path for path in FILES if '__name__ == "__main__"' in path.read_text(encoding="utf-8"))
 # They have no parser: other scripts start them with a file, or they always do the same. They are only imported.
 NO_PARSER = {
     "adaptation_storage.py", "gpu_floor.py", "hard_prompts.py", "hard_sums.py", "mixed_sums.py", "partial_sums.py",
@@ -47,9 +43,8 @@ def errors_by_script():
     wanted = json.dumps([(str(path), path.name not in NO_PARSER) for path in SCRIPTS])
     folders = ":".join(str(ROOT / folder) for folder in ("", "research", "research/benchmarks"))
     environment = {"PYTHONPATH": folders, "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-    done = subprocess.run(
-        [sys.executable, "-c", START, wanted], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
+    words = [sys.executable, "-c", START, wanted]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -49,22 +49,17 @@ def assert_fills(words, machines, gpus, capsys):
     total = machines * gpus
     assert facts["GPUs"].startswith(f"{total} in total: {total} for actor + reference + critic + engines")
     engines, tensor_parallel = map(int, facts["rollout engines"].split(" x tensor parallel "))
-    assert engines * tensor_parallel == total
-    assert gpus % tensor_parallel == 0  # no engine lies on two machines
+    assert engines * tensor_parallel == total and gpus % tensor_parallel == 0  # no engine lies on two machines
 
 
-# ── Slurm ──
-
-
-def directives():
-    pairs = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SLURM.read_text(), re.M)
-    assert len(pairs) == SLURM.read_text().count("#SBATCH")
-    return dict(pairs)
+PAIRS = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SLURM.read_text(), re.M)
+DIRECTIVES = dict(PAIRS)
+MACHINES, GPUS = int(DIRECTIVES["nodes"]), int(DIRECTIVES["gpus-per-node"])
 
 
 @pytest.fixture
 def submit(tmp_path):
-    """submit(*flags, ...): run the script as a job.
+    """submit(*flags, ...): run the script as a job; other keywords than `machines` and `gpus` are variables.
 
     Its result has the status, what was written to stderr, and the calls of programs. A call is (machine, words). The
     machine is "" outside of srun.
@@ -94,31 +89,18 @@ def submit(tmp_path):
     (tmp_path / VENV / "bin").mkdir(parents=True)
     (tmp_path / VENV / "bin" / "activate").write_text('PATH="$STUBS:$PATH"\n')
 
-    def start(
-        *flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, registered=None, status=0, told="",
-        container="",
-    ):  # fmt: skip
-        machines, gpus = machines or int(directives()["nodes"]), gpus or int(directives()["gpus-per-node"])
+    def start(*flags, machines=MACHINES, gpus=GPUS, **more):
+        path = f"{stubs}:/usr/bin:/bin" if "CONTAINER" in more else "/usr/bin:/bin"
         environment = {
-            "PATH": f"{stubs}:/usr/bin:/bin" if container else "/usr/bin:/bin",
-            "CONTAINER": container,
-            "STUBS": str(stubs),
-            "CALLS": str(calls),
-            "ADDRESSES": addresses,
-            "FOUND": str(machines * gpus if registered is None else registered),
-            "STATUS": str(status),
-            "SIGNALS": str(told),
-            "SLURM_JOB_ID": "4711",
-            "SLURM_JOB_NODELIST": "gpu[01-02]",
-            "SLURM_JOB_NUM_NODES": str(machines),
-            "SLURM_GPUS_ON_NODE": str(gpus),
-        }
-        done = subprocess.run(
-            ["bash", SLURM, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        lines = [call.split("\0")[:-1] for call in calls.read_text().split("\1\0")[:-1]]
+            "PATH": path, "CONTAINER": "", "STUBS": str(stubs), "CALLS": str(calls), "STATUS": "0", "SIGNALS": "",
+            "ADDRESSES": f"127.0.1.1 {HOST} 10.9.9.9", "FOUND": str(machines * gpus), "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_JOB_NUM_NODES": str(machines), "SLURM_GPUS_ON_NODE": str(gpus),
+        } | {name: str(value) for name, value in more.items()}  # fmt: skip
+        words = ["bash", SLURM, *flags]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        calls_of = [call.split("\0")[:-1] for call in calls.read_text().split("\1\0")[:-1]]
         return SimpleNamespace(
-            status=done.returncode, errors=done.stderr, calls=[(line[0], line[1:]) for line in lines]
+            status=done.returncode, errors=done.stderr, calls=[(machine, words) for machine, *words in calls_of]
         )
 
     start.stubs = stubs
@@ -126,7 +108,6 @@ def submit(tmp_path):
 
 
 def training_flags(job):
-    """The flags of the training, which is the last call outside of srun."""
     *_, words = [words for machine, words in job.calls if not machine and words[0] == "bapo-openrlhf"]
     assert words[1] == "train"
     return words[2:]
@@ -134,12 +115,11 @@ def training_flags(job):
 
 def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    asked, job = directives(), submit()
+    assert len(PAIRS) == SLURM.read_text().count("#SBATCH")
+    asked, job = DIRECTIVES, submit()
     assert job.status == 0, job.errors
-    assert [words for _, words in job.calls[:2]] == [
-        ["scontrol", "show", "hostnames", "gpu[01-02]"],
-        ["getent", "ahostsv4", "gpu01"],
-    ]
+    asks = ["scontrol", "show", "hostnames", "gpu[01-02]"], ["getent", "ahostsv4", "gpu01"]
+    assert [words for _, words in job.calls[:2]] == [*asks]
     assert job.calls[2] == ("", ["bapo-openrlhf", "check", *training_flags(job)])
     # One task on each machine, which nothing but this job uses.
     (srun,) = [words for _, words in job.calls if words[0] == "srun"]
@@ -154,7 +134,7 @@ def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, m
     known = source("ray", "scripts/scripts.py")
     assert all(f'"{word}"' in known for words in starts.values() for word in words if word.startswith("--"))
     assert all(f'name="{command}"' in known or f"def {command}(" in known for command in ("health-check", "status"))
-    assert_fills(training_flags(job), int(asked["nodes"]), int(asked["gpus-per-node"]), capsys)
+    assert_fills(training_flags(job), MACHINES, GPUS, capsys)
 
 
 def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(submit, capsys, monkeypatch):
@@ -168,7 +148,7 @@ def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(sub
 def test_the_slurm_script_runs_all_of_it_in_an_image(submit, tmp_path):
     """As pyxis takes it: an option of srun names the image, and the training is a step on the first machine."""
     shutil.rmtree(tmp_path / VENV)  # which the image has, and not the machine
-    job = submit(container="/images/bapo.sqsh", status=3)
+    job = submit(CONTAINER="/images/bapo.sqsh", STATUS=3)
     steps = [words for machine, words in job.calls if words[0] == "srun"]
     inside = ["--container-image=/images/bapo.sqsh", f"--container-mounts={tmp_path}:{tmp_path},/tmp:/tmp",
               f"--container-workdir={tmp_path}"]  # fmt: skip
@@ -181,32 +161,27 @@ def test_the_slurm_script_runs_all_of_it_in_an_image(submit, tmp_path):
 
 @pytest.mark.parametrize(("status", "again"), [(0, False), (3, False), (75, True)])
 def test_the_job_has_the_status_of_the_training_and_is_queued_again_if_that_may_go_on(submit, status, again):
-    job = submit(status=status)
+    job = submit(STATUS=status)
     assert job.status == status
     assert (("", ["scontrol", "requeue", "4711"]) in job.calls) == again
 
 
 def test_the_script_passes_slurms_signal_on_and_waits_for_the_training(submit):
-    """Slurm sends it only to the script, and may send it again."""
-    assert directives()["signal"] == f"B:{signal.SIGUSR1.name.removeprefix('SIG')}@600" and "requeue" in directives()
-    job = submit(status=128 + signal.SIGUSR1, told=2)
+    assert DIRECTIVES["signal"] == f"B:{signal.SIGUSR1.name.removeprefix('SIG')}@600" and "requeue" in DIRECTIVES
+    job = submit(STATUS=128 + signal.SIGUSR1, SIGNALS=2)
     assert job.status == 128 + signal.SIGUSR1 and ("", ["scontrol", "requeue", "4711"]) in job.calls
 
 
 def test_the_job_fails_if_a_machine_is_missing(submit):
-    machines, gpus = int(directives()["nodes"]), int(directives()["gpus-per-node"])
-    job = submit(registered=(machines - 1) * gpus)
-    assert job.status == 1 and f"error: Ray has not found {machines * gpus} GPUs" in job.errors
+    job = submit(FOUND=(MACHINES - 1) * GPUS)
+    assert job.status == 1 and f"error: Ray has not found {MACHINES * GPUS} GPUs" in job.errors
     assert not [words for _, words in job.calls if "train" in words]
 
 
 def test_the_job_fails_if_the_machine_has_only_a_loopback_address(submit):
-    job = submit(addresses="127.0.1.1 127.0.0.1")
+    job = submit(ADDRESSES="127.0.1.1 127.0.0.1")
     assert job.status != 0 and "gpu01 has no address that other machines reach" in job.errors
     assert [words[0] for _, words in job.calls] == ["scontrol", "getent"]
-
-
-# ── Kubernetes ──
 
 
 def ray_job():
@@ -225,7 +200,6 @@ def groups(spec):
 
 
 def entrypoint(spec):
-    """The folder in which the training runs, and its flags."""
     env, flag, folder, program, command, *flags = shlex.split(spec["entrypoint"])
     assert (env, flag, program, command) == ("env", "-C", "bapo-openrlhf", "train")
     return folder, flags
@@ -264,13 +238,9 @@ def test_what_the_pods_of_the_ray_job_share(monkeypatch):
 
 
 def test_ray_asks_for_a_token_in_both_examples(submit):
-    """A new one for each job of Slurm."""
     assert ray_job()["rayClusterSpec"]["authOptions"] == {"mode": "token"}
-    tokens = []
-    for _ in range(2):
-        submit()
-        tokens.append((submit.stubs / "token").read_text())
-    assert all(re.fullmatch("token [0-9a-f]{64}", token) for token in tokens) and len({*tokens}) == 2
+    tokens = {submit() and (submit.stubs / "token").read_text() for _ in range(2)}
+    assert all(re.fullmatch("token [0-9a-f]{64}", token) for token in tokens) and len(tokens) == 2
 
 
 def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypatch):
@@ -281,74 +251,63 @@ def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypa
     assert {name for name in slurm if slurm[name] != kubernetes[name]} == places
 
 
-# ── The image ──
-
-
-def instructions():
-    """(instruction, words) of the Dockerfile."""
+def words_of(instruction):
     text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.M).replace("\\\n", " ")
-    return [(line.split()[0], line.split()[1:]) for line in text.splitlines() if line.strip()]
-
-
-def run_lines():
-    return [" ".join(words) for name, words in instructions() if name == "RUN"]
+    return [words for name, *words in map(str.split, filter(str.strip, text.splitlines())) if name == instruction]
 
 
 def test_the_image_has_the_versions_of_the_lock():
-    (image,) = [words[0] for name, words in instructions() if name == "FROM"]
+    ((image, *_),) = words_of("FROM")
     name, version, kind = re.fullmatch(r"([\w/]+):([\d.]+)-(\w+)-ubuntu[\d.]+", image).groups()
     assert (name, kind) == ("nvidia/cuda", "devel")  # with nvcc
     assert LOCK["cuda-toolkit"].startswith(f"{version}.")
     assert LOCK["nvidia-cuda-runtime"].startswith(version.rpartition(".")[0] + ".")
     (python,) = re.findall(r"--python-version ([\d.]+)", (ROOT / "tools" / "lock.sh").read_text())
-    assert f"pip install uv && uv python install {python}" in run_lines()
-    assert f'make install-gpu PYTHON="$(uv python find {python})"' in run_lines()
+    lines = [" ".join(words) for words in words_of("RUN")]
+    assert f"pip install uv && uv python install {python}" in lines
+    assert f'make install-gpu PYTHON="$(uv python find {python})"' in lines
     assert ray_job()["rayClusterSpec"]["rayVersion"] == LOCK["ray"]
 
 
 def test_the_image_has_all_that_its_installation_reads(tmp_path):
-    for sources, target in [(words[:-1], words[-1]) for name, words in instructions() if name == "COPY"]:
+    for *sources, target in words_of("COPY"):
         for source in sources:
             if (ROOT / source).is_dir():
                 assert target == source
                 shutil.copytree(ROOT / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / source, tmp_path / target)
-    done = subprocess.run(["make", "-n", "install-gpu"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--constraint requirements/cuda.lock.txt" in done.stdout
     code = "from setuptools import build_meta; print(build_meta.build_editable('.'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.strip().endswith(".whl"), done.stderr
+    for words, says in (
+        (["make", "-n", "install-gpu"], "--constraint requirements/cuda.lock.txt"),
+        ([sys.executable, "-c", code], ".whl\n"),
+    ):
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and says in done.stdout, done.stderr
     assert (tmp_path / tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]).is_file()
     _, flags = entrypoint(ray_job())
     assert (tmp_path / flags[flags.index("--config") + 1]).is_file()
 
 
 def test_the_image_is_what_the_ray_job_and_the_page_name():
-    (folder,) = [words[0] for name, words in instructions() if name == "WORKDIR"]
+    ((folder,),) = words_of("WORKDIR")
     assert entrypoint(ray_job())[0] == folder
-    variables = [word for name, words in instructions() if name == "ENV" for word in words]
-    assert f"PATH={folder}/{VENV}/bin:$PATH" in variables
+    assert f"PATH={folder}/{VENV}/bin:$PATH" in [word for words in words_of("ENV") for word in words]
     (image,) = {pod["containers"][0]["image"] for _, pod in groups(ray_job())}
     command = f"docker build --file {DOCKERFILE.relative_to(ROOT)} --tag {image} ."
     assert command in PAGE and f"# {command}\n" in DOCKERFILE.read_text()
 
 
-# ── The page ──
-
-
 def test_the_page_names_the_numbers_of_the_examples(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    machines, gpus = int(directives()["nodes"]), int(directives()["gpus-per-node"])
     command = re.search(r"^bapo-openrlhf plan (.*)$", PAGE, re.M)[1].split()
-    assert command[-2:] == ["--gpus", str(machines * gpus)]
+    assert command[-2:] == ["--gpus", str(MACHINES * GPUS)]
     assert main.run(["plan", *command]) == 0
-    assert f"with BA-PPO fits on {machines * gpus} H100 GPUs" in capsys.readouterr().out
+    assert f"with BA-PPO fits on {MACHINES * GPUS} H100 GPUs" in capsys.readouterr().out
     commands = re.findall(r"^bapo-openrlhf (?:check|train) ((?:.*\\\n)*.*)$", PAGE, re.M)
     assert len(commands) == 2
     for words in commands:
-        assert_fills(words.replace("\\\n", " ").split(), machines, gpus, capsys)
+        assert_fills(words.replace("\\\n", " ").split(), MACHINES, GPUS, capsys)
 
 
 def test_the_page_names_the_ports_of_ray():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,8 @@ wait
 def alive(folder):
     result = []
     for pid in (folder / "pids").read_text().split():
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        result += [pid] if state != "Z" else []
+        with suppress(OSError):
+            result += [pid] if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" else []
     return result
 
 
@@ -52,15 +50,11 @@ def start(tmp_path):
         os.kill(int(pid), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("number", "family"),
-    [
-        (signal.SIGTERM, FAMILY),
-        (signal.SIGHUP, FAMILY),
-        (signal.SIGTERM, FAMILY.replace("'echo", '\'trap "" TERM; echo')),
-    ],
-    ids=["SIGTERM", "SIGHUP", "a daemon that ignores SIGTERM"],
-)
+IGNORES = FAMILY.replace("'echo", '\'trap "" TERM; echo')  # a daemon that ignores SIGTERM
+
+
+@pytest.mark.parametrize("family", [FAMILY, IGNORES], ids=["", "ignored"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_all_processes_end(start, tmp_path, number, family):
     process = start(*STOPPABLE, "sh", "-c", family)
     process.send_signal(number)

@@ -40,7 +40,6 @@ def test_dataclasses_postponed_annotations_and_pickle(tmp_path, name):
 
 
 def test_a_link_to_a_file_of_another_ending(tmp_path):
-    """Some caches keep a file under its checksum, and link to it."""
     (tmp_path / "5f3a").write_text("value = 3\n")
     (tmp_path / "reward.py").symlink_to(tmp_path / "5f3a")
     module = user_file.load("f", tmp_path / "reward.py")
@@ -57,10 +56,8 @@ def test_the_name_of_a_module_depends_on_its_path_alone(tmp_path):
     assert (one.value, two.value) == (1, 2)
     assert user_file.load("f", tmp_path / "link" / ".." / "a" / "reward.py") is one
     words = "import sys, pathlib; from bapo_openrlhf.user_file import load; print(load('f', pathlib.Path(sys.argv[1])))"
-    told = subprocess.run(
-        [sys.executable, "-c", words, tmp_path / "a" / "reward.py"], capture_output=True, text=True, check=True
-    )
-    assert told.stdout.strip() == str(one)
+    told = subprocess.check_output([sys.executable, "-c", words, tmp_path / "a" / "reward.py"], text=True)
+    assert told.strip() == str(one)
 
 
 # (source, what the error says, its line; None if the file has none)
@@ -106,14 +103,11 @@ def test_keys_that_an_anchor_adds_may_be_there(tmp_path):
     assert user_file.read_yaml("study", tmp_path / "a.yaml") == wanted
 
 
-@pytest.mark.parametrize("text", ["!!int x", "9" * 5000])
-def test_a_value_that_is_none_is_refused_in_one_line(tmp_path, text):
-    (tmp_path / "a.yaml").write_text(f"a: {text}")
-    with pytest.raises(ConfigError, match=r"^study .*a.yaml is not valid YAML: .+$"):
-        user_file.read_yaml("study", tmp_path / "a.yaml")
-
-
-def test_a_study_has_numbers_and_no_dates(tmp_path):
+def test_a_value_that_is_none_is_refused_in_one_line_and_a_date_is_a_text(tmp_path):
+    for text in ("!!int x", "9" * 5000):
+        (tmp_path / "a.yaml").write_text(f"a: {text}")
+        with pytest.raises(ConfigError, match=r"^study .*a.yaml is not valid YAML: .+$"):
+            user_file.read_yaml("study", tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("[1, 1.10, 1.0e-6, true, null, 2024-02-30, 2024-02-29]")
     assert user_file.read_yaml("study", tmp_path / "a.yaml") == [1, 1.1, 1e-6, True, None, "2024-02-30", "2024-02-29"]
 
@@ -138,9 +132,9 @@ def test_what_the_operating_system_does_not_say(monkeypatch):
 
 
 def test_a_home_folder_that_is_not_there():
-    for call in (user_file.load, preflight.check_model):
+    for call, path in ((user_file.load, Path("~no_such_user/x")), (preflight.check_model, "~no_such_user/x")):
         with pytest.raises(ConfigError, match=r"^f is ~no_such_user/x; .*no home folder"):
-            call("f", Path("~no_such_user/x") if call is user_file.load else "~no_such_user/x")
+            call("f", path)
     with pytest.raises(ConfigError, match=r"^config ~no_such_user/x .*no home folder"):
         list(settings_of("~no_such_user/x"))
 
@@ -155,7 +149,6 @@ def test_a_home_folder_that_is_not_there():
     ],
 )
 def test_a_module_beside_the_file(tmp_path, beside, line, found):
-    """The error says how it is found; with another module missing, it does not."""
     (tmp_path / beside).parent.mkdir(exist_ok=True)
     (tmp_path / beside).touch()
     (tmp_path / "mine.py").write_text(f"{line}\n")

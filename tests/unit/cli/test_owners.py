@@ -48,6 +48,7 @@ def run(tmp_path, monkeypatch, capsys):
     for module, name in ((preflight, "check_inputs"), (start, "launch"), (study, "_check")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("it began its work"))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
 
     def command(*words: str) -> tuple[int, str]:
         return cli.run(words), capsys.readouterr().err
@@ -74,11 +75,6 @@ TRAIN = ("train", *FLAGS, "--run.name=mine")
 STUDY = ("study", "--config", "study.yaml", "--output", "out")
 
 
-@pytest.fixture
-def study_file(tmp_path):
-    (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
-
-
 @pytest.mark.parametrize(
     ("words", "place", "flag", "what"),
     [
@@ -89,19 +85,18 @@ def study_file(tmp_path):
         (STUDY, "out", "--output is out", "study"),
     ],
 )
-def test_a_second_run_changes_nothing(run, tmp_path, study_file, words, place, flag, what):
+def test_a_second_run_changes_nothing(run, tmp_path, words, place, flag, what):
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "config.yaml").write_text("mine")
     with mine(tmp_path / place):
         before = tree(tmp_path)
         status, error = run(*words)
         assert tree(tmp_path) == before
-    assert status == 2 and error.count("\n") == 1
-    assert error.startswith(f"error: {flag}, and ")
+    assert status == 2 and error.count("\n") == 1 and error.startswith(f"error: {flag}, and ")
     assert f"{place} already has a {what} that is going on: process " in error
 
 
-def test_a_study_none_of_whose_runs_makes_a_step(run, monkeypatch, study_file):
+def test_a_study_none_of_whose_runs_makes_a_step(run, monkeypatch):
     monkeypatch.setattr(study, "_check", lambda _: ({}, 1))
     monkeypatch.setattr(study, "_run", lambda *_: Outcome(failed=["bapo-group-s1"]))
     status, error = run(*STUDY)
@@ -109,7 +104,7 @@ def test_a_study_none_of_whose_runs_makes_a_step(run, monkeypatch, study_file):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_study_that_gets_a_signal(run, monkeypatch, number, study_file):
+def test_a_study_that_gets_a_signal(run, monkeypatch, number):
     monkeypatch.setattr(study, "_check", lambda _: ({}, 1))
     monkeypatch.setattr(study, "_run", lambda *_: signal.raise_signal(number))
     status, error = run(*STUDY)
@@ -117,36 +112,34 @@ def test_a_study_that_gets_a_signal(run, monkeypatch, number, study_file):
     assert error.count("\n") == 1
 
 
+def training(folder):
+    """RUN in a process of its own, which has begun to train."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", RUN, *TRAIN], cwd=folder, **pipes)
+    assert process.stdout.readline() == b"training\n"
+    return process
+
+
 def test_two_runs_of_one_name(tmp_path):
     """The first goes on, and is replaced as soon as it has been killed."""
-    words = [*FLAGS, "--run.name=race"]
-    first = subprocess.Popen(
-        [sys.executable, "-c", RUN, "train", *words], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert first.stdout.readline() == b"training\n"
-    folder = tmp_path / "runs/race"
+    first, folder = training(tmp_path), tmp_path / "runs/mine"
     record.RunRecord(folder).append(1, {"rollouts/total": 16})
-    second = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "bapo_openrlhf.cli", "train", *words, "--run.overwrite"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+    words = [sys.executable, "-X", "importtime", "-m", "bapo_openrlhf.cli", *TRAIN, "--run.overwrite"]
+    second = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     *imported, error = second.stderr.splitlines()
     assert second.returncode == 2 and second.stdout == "" and f"going on: process {first.pid} on " in error
     assert not {"ray", "torch", "vllm", "deepspeed"} & {line.rpartition("|")[2].strip() for line in imported}
     assert [row["step"] for row in record.read_metrics(folder)] == [1]
     first.kill()
-    first.wait()
-    again = subprocess.run([sys.executable, "-c", RUN, "train", *words], cwd=tmp_path, input="", text=True)
+    first.communicate()
+    again = training(tmp_path)
+    again.communicate()
     assert again.returncode == 0
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_before_the_first_step_ends_the_run_with_one_line(tmp_path, number):
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, "train", *FLAGS, "--run.name=mine"],
-        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout.readline() == b"training\n"
+    process = training(tmp_path)
     process.send_signal(number)
     assert process.communicate()[1].decode() == f"stopped by {number.name} before the first step\n"
     assert process.returncode == 128 + number and tree(tmp_path) == {}
@@ -154,7 +147,7 @@ def test_a_signal_before_the_first_step_ends_the_run_with_one_line(tmp_path, num
 
 def test_the_folders_are_free_after_the_run(run, tmp_path, monkeypatch):
     def launch(args, checked, signals, command):
-        assert command == ["bapo-openrlhf", "train", *FLAGS, "--run.name=mine"]
+        assert command == ["bapo-openrlhf", *TRAIN]
         with pytest.raises(ConfigError, match="going on"), resume.own_folders(args):
             pass
         (tmp_path / "runs/mine/run.json").write_text("{}")
@@ -163,6 +156,7 @@ def test_the_folders_are_free_after_the_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "check_inputs", lambda args: SimpleNamespace(warnings=()))
     monkeypatch.setattr(preflight, "check_hub_models", lambda args: None)
     monkeypatch.setattr(start, "launch", launch)
-    assert run("train", *FLAGS, "--run.name=mine") == (2, "error: bad\n")
-    assert tree(tmp_path) == {"runs/mine/run.json": "{}"}
+    before = tree(tmp_path)
+    assert run(*TRAIN) == (2, "error: bad\n")
+    assert tree(tmp_path) == before | {"runs/mine/run.json": "{}"}
     assert not (tmp_path / "runs/mine/checkpoints").exists()

@@ -28,8 +28,6 @@ FLAGS = [
 
 
 class Converter:
-    """Writes the files that DeepSpeed's converter leaves behind."""
-
     def __init__(self) -> None:
         self.asked: list[SimpleNamespace] = []
         self.fails_at = 9
@@ -70,12 +68,12 @@ def store(tmp_path, monkeypatch):
 def save(store, step, state=None, ranks=2):
     folder = store.begin(f"global_step{step}")
     save_state(folder, {})
-    for part in store.models:
-        (store.path / part / f"global_step{step}").mkdir(parents=True)
-        (store.path / part / f"global_step{step}" / "mp_rank_00_model_states.pt").touch()
+    moments = {0: {"exp_avg": torch.ones(3)}} if state is None else state
+    for model in (store.path / part / f"global_step{step}" for part in store.models):
+        model.mkdir(parents=True)
+        (model / "mp_rank_00_model_states.pt").touch()
         for rank in range(ranks):
-            file = store.path / part / f"global_step{step}" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-            moments = {0: {"exp_avg": torch.ones(3)}} if state is None else state
+            file = model / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
             torch.save({"optimizer_state_dict": {"base_optimizer_state": {"state": moments}}}, file)
     store.complete(f"global_step{step}", step)
 
@@ -99,24 +97,18 @@ def test_the_newest_checkpoint_becomes_universal(store, converter, capsys):
     assert status == 0 and out.startswith(f"{store.path}: any number of ranks can resume global_step4")
     assert store.is_universal("global_step4") and not store.is_universal("global_step2")
     store.check("global_step4")
-    added = {name for name in tree(store.path) if name not in before}
-    assert added == {
-        f"{part}/global_step4/zero/{name}"
-        for part in ("_actor", "_critic")
-        for name in ("optimizer_state.pt", "layer.weight/fp32.pt")
-    }
+    folders = [f"{part}/global_step4" for part in ("_actor", "_critic")]
+    files = [f"{folder}/zero/{name}" for folder in folders for name in ("optimizer_state.pt", "layer.weight/fp32.pt")]
+    assert tree(store.path).keys() - before.keys() == {*files}
     unchanged = {name: content for name, content in before.items() if "manifest" not in name}
     assert unchanged.items() <= tree(store.path).items()
-    folders = [str(store.path / part / "global_step4") for part in ("_actor", "_critic")]
-    assert [words.input_folder for words in converter.asked] == folders
+    assert [words.input_folder for words in converter.asked] == [str(store.path / folder) for folder in folders]
     assert all(words.inject_missing_state and words.strict and not words.keep_temp_folder for words in converter.asked)
 
 
 def test_a_second_conversion_has_nothing_to_do(store, converter, capsys):
-    first = run(store, capsys)
-    before = tree(store.path)
-    assert run(store, capsys)[:2] == first[:2] and len(converter.asked) == 2
-    assert tree(store.path) == before
+    first, before = run(store, capsys), tree(store.path)
+    assert run(store, capsys)[:2] == first[:2] and len(converter.asked) == 2 and tree(store.path) == before
 
 
 def test_a_run_without_a_critic(store, converter, capsys, tmp_path):
@@ -150,7 +142,6 @@ def test_what_a_killed_conversion_left_is_removed(store, converter, capsys):
 
 
 def without_parts(store):
-    """Nobody knows the settings, either."""
     (store.path / SETTINGS).unlink()
     save(store, 6, ranks=0)
 
@@ -185,5 +176,5 @@ def test_no_checkpoint(tmp_path, capsys):
     assert not missing.path.exists()
     missing.begin("global_step3")
     status, _, err = run(missing, capsys)
-    assert status == 2
-    assert err.splitlines()[-1] == f"error: CKPT is {missing.path}; none of its checkpoints is whole: global_step3"
+    says = f"error: CKPT is {missing.path}; none of its checkpoints is whole: global_step3"
+    assert (status, err.splitlines()[-1]) == (2, says)

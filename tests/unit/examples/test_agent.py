@@ -25,11 +25,6 @@ class Engine:
         return SimpleNamespace(outputs=[output])
 
 
-def test_the_page_shows_the_file():
-    page = (EXAMPLES.parent / "docs" / "agents.md").read_text()
-    assert f"```python\n{(EXAMPLES / 'agent' / 'second_try.py').read_text()}```\n" in page
-
-
 @pytest.mark.parametrize(
     ("answers", "reward", "text"),
     [

@@ -22,7 +22,8 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import countdown, reasoning_gym
 
-base_model = user_file.load("base model", Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py")
+ROOT = Path(__file__).parents[3]
+base_model = user_file.load("base model", ROOT / "examples" / "quickstart" / "base_model.py")
 BaseModelSettings, build = base_model.BaseModelSettings, base_model.build
 
 TINY = BaseModelSettings(
@@ -34,39 +35,31 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-# ── Tokenizer ──
-
-
 def test_tokenizer_is_one_token_a_character_and_round_trips():
     tokenizer = base_model.make_tokenizer()
     puzzles = countdown.make_puzzles("small", "train", 50, 0)
     texts = [countdown.short_prompt(puzzle.problem) + puzzle.solution for puzzle in puzzles]
     for text in [base_model.CHARACTERS, *texts]:
         ids = tokenizer(text)["input_ids"]
-        assert len(ids) == len(text)
-        assert tokenizer.unk_token_id not in ids
+        assert len(ids) == len(text) and tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert tokenizer("3\nx")["input_ids"][1:] == [tokenizer.unk_token_id] * 2
 
 
-# ── What it is taught ──
-
-
 def judge(pairs):
     """The level (by the count of numbers) of each (prompt, solution), and whether the solution is right."""
-    for prompt, solution in pairs:
-        numbers, target = countdown.parse_problem(prompt.removesuffix("="))
+    for solution, numbers, target in parsed(pairs):
         yield len(numbers), countdown.verify(solution, numbers, target)
 
 
+def parsed(pairs):
+    for prompt, solution in pairs:
+        yield solution, *countdown.parse_problem(prompt.removesuffix("="))
+
+
 def test_first_phase_is_right_and_second_errs_as_often_as_set():
-    settings = BaseModelSettings(
-        steps=100,
-        batch_size=60,
-        clean=0.42,  # not at the end of a pool
-        mix={"easy": 1, "medium": 1, "hard": 1},
-        wrong={"easy": 0.0, "medium": 0.5, "hard": 1.0},
-    )
+    mix, wrong = {"easy": 1, "medium": 1, "hard": 1}, {"easy": 0.0, "medium": 0.5, "hard": 1.0}
+    settings = BaseModelSettings(steps=100, batch_size=60, clean=0.42, mix=mix, wrong=wrong)  # not at a pool's end
     batches = list(base_model.solutions(settings))
     assert [len(batch) for batch in batches] == [60] * 100
     assert all(right for _, right in judge(itertools.chain(*batches[:42])))
@@ -80,17 +73,15 @@ def test_first_phase_is_right_and_second_errs_as_often_as_set():
 
 def test_wrong_solutions_are_well_formed():
     settings = BaseModelSettings(steps=10, batch_size=20, clean=0.0, wrong={"easy": 1.0, "medium": 1.0, "hard": 1.0})
-    for prompt, solution in itertools.chain(*base_model.solutions(settings)):
-        numbers, target = countdown.parse_problem(prompt.removesuffix("="))
+    for solution, numbers, target in parsed(itertools.chain(*base_model.solutions(settings))):
         value, used = countdown.evaluate(solution)
         assert sorted(used) == numbers and value != target
 
 
 def test_nothing_of_the_test_split_is_taught():
-    taught = {prompt for prompt, _ in itertools.chain(*base_model.solutions(replace(TINY, steps=300)))}
+    taught = {pair for batch in base_model.solutions(replace(TINY, steps=300)) for pair in batch}
     assert len(taught) > 500
-    for prompt in taught:
-        numbers, target = countdown.parse_problem(prompt.removesuffix("="))
+    for _, numbers, target in parsed(taught):
         assert countdown.Puzzle(tuple(numbers), target, "").split == "train"
 
 
@@ -114,12 +105,8 @@ def test_training_learns():
     settings = replace(TINY, steps=40, batch_size=16, learning_rate=1e-2)
     model = base_model.make_model(settings, 64)
     losses = base_model.train(model, settings, base_model.Threads(1))
-    assert len(losses) == 40
+    assert len(losses) == 40 and sum(losses[-5:]) / 5 < 2.6
     assert losses[0] == pytest.approx(math.log(64), abs=0.3)  # it starts at chance
-    assert sum(losses[-5:]) / 5 < 2.6
-
-
-# ── The larger model ──
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +119,12 @@ def levels():
 def test_worked_solutions_round_trip_and_are_right(levels):
     tokenizer = base_model.make_tokenizer()
     for problem in itertools.chain(*levels.values()):
-        text = reasoning_gym.question_prompt(problem) + problem.solution
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.unk_token_id not in ids
-        decoded = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=False)
-        assert decoded == text + "<eos>"
-        (tokens,), _ = base_model._batch([(reasoning_gym.question_prompt(problem), problem.solution)])
-        assert tokens.tolist() == [*ids, tokenizer.eos_token_id]
+        pair = reasoning_gym.question_prompt(problem), problem.solution
+        ids = [*tokenizer("".join(pair))["input_ids"], tokenizer.eos_token_id]
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        assert decoded == "".join(pair) + "<eos>" and tokenizer.unk_token_id not in ids
+        (tokens,), _ = base_model._batch([pair])
+        assert tokens.tolist() == ids
         assert reasoning_gym.reward_func([decoded], [problem.text], [problem.label])["rewards"] == 1
 
 
@@ -201,29 +187,20 @@ def test_only_the_second_phase_of_the_larger_model_has_slips():
     assert any(right[prompt] != solution for prompt, solution in itertools.chain(*batches[first:]))
 
 
-# ── The folder ──
-
-
 def test_threads_that_wait_sleep(tmp_path):
     """OpenMP says itself what it found when torch was imported."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(base_model.__file__).parent)!r})
-import base_model
-base_model.make_tokenizer = sys.exit  # comes after torch
-base_model.build("model")
-"""
+    # the tokenizer comes after torch
+    code = "import sys, base_model; base_model.make_tokenizer = sys.exit; base_model.build('model')"
     environment = {name: value for name, value in os.environ.items() if name not in base_model.WAIT_PASSIVELY}
-    environment |= {"OMP_DISPLAY_ENV": "TRUE"}
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": f"{Path(base_model.__file__).parent}:{ROOT}"}
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
 
 
 def test_saves_what_the_stack_loads(tmp_path):
-    folder, is_new = build(tmp_path / "model", TINY)
-    assert (folder, is_new) == (tmp_path / "model", True)
-    assert names(tmp_path) == ["model"]
+    folder = tmp_path / "model"
+    assert build(folder, TINY) == (folder, True) and names(tmp_path) == ["model"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16
     assert model.config.model_type == "qwen3" and not model.config.tie_word_embeddings
@@ -240,8 +217,7 @@ def test_same_settings_same_weights_and_other_seed_others(tmp_path):
     weights = []
     for i, settings in enumerate([TINY, TINY, replace(TINY, seed=1)]):
         torch.manual_seed(i)  # the caller's state is no part of it
-        folder, _ = build(tmp_path / str(i), settings)
-        weights.append((folder / "model.safetensors").read_bytes())
+        weights.append((build(tmp_path / str(i), settings)[0] / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
 
 
@@ -260,12 +236,11 @@ def test_reused_with_the_same_settings_only(tmp_path, monkeypatch):
 def test_damaged_folder_is_not_current(tmp_path, file):
     folder, _ = build(tmp_path / "model", TINY)
     whole = (folder / file).read_bytes()
-    (folder / file).write_bytes(whole[:-20])
-    assert not base_model.is_current(folder, TINY)
+    for content in (whole[:-20], whole):
+        (folder / file).write_bytes(content)
+        assert base_model.is_current(folder, TINY) == (content == whole)
     (folder / file).unlink()
     assert not base_model.is_current(folder, TINY)
-    (folder / file).write_bytes(whole)
-    assert base_model.is_current(folder, TINY)
 
 
 def test_an_interrupted_build_leaves_nothing_or_the_old_model(tmp_path, monkeypatch):
@@ -273,11 +248,10 @@ def test_an_interrupted_build_leaves_nothing_or_the_old_model(tmp_path, monkeypa
         raise KeyboardInterrupt
 
     def interrupted_build(settings):
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             # The model is saved by then, the tokenizer is not.
             patch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                build(tmp_path / "model", settings)
+            build(tmp_path / "model", settings)
 
     interrupted_build(TINY)
     assert names(tmp_path) == []
@@ -288,25 +262,21 @@ def test_an_interrupted_build_leaves_nothing_or_the_old_model(tmp_path, monkeypa
 
 def test_somebody_elses_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="new or empty"):
-        build(tmp_path, TINY)
-    with pytest.raises(ConfigError, match="new or empty"):
-        build(tmp_path / "thesis.txt", TINY)
+    for place in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(ConfigError, match="new or empty"):
+            build(place, TINY)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    "change",
     [
-        ({"steps": 0}, "steps"),
-        ({"clean": 1.5}, "clean"),
-        ({"mix": {"huge": 1.0}}, "mix"),
-        ({"mix": {"easy": 0.0}}, "mix"),
-        ({"mix": {"easy": -1.0, "hard": 2.0}}, "mix"),
-        ({"wrong": {"easy": 0.1}}, "wrong"),
-        ({"wrong": {"easy": 0.1, "medium": 2.0, "hard": 0.1}}, "wrong"),
+        {"steps": 0},
+        {"clean": 1.5},
+        *({"mix": mix} for mix in ({"huge": 1.0}, {"easy": 0.0}, {"easy": -1.0, "hard": 2.0})),
+        *({"wrong": wrong} for wrong in ({"easy": 0.1}, {"easy": 0.1, "medium": 2.0, "hard": 0.1})),
     ],
 )
-def test_bad_settings_are_refused(change, field):
-    with pytest.raises(ConfigError, match=field):
+def test_bad_settings_are_refused(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
         BaseModelSettings(**change)

@@ -23,22 +23,16 @@ PAPERS = ("fresh", "reevaluated", "replayed")  # sources that every run shows
 @pytest.fixture
 def rows():
     return [
-        {
-            "step": step,
-            "reward/fresh_mean": 0.3 + 0.02 * step,
-            "groups/fresh": 5,
-            "groups/reevaluated": 2 if step % 4 == 0 else 0,
-            "groups/replayed": step,
-            "groups/capacity": 16,
-        }
+        {"step": step, "reward/fresh_mean": 0.3 + 0.02 * step, "groups/fresh": 5, "groups/replayed": step,
+         "groups/reevaluated": 2 if step % 4 == 0 else 0, "groups/capacity": 16}
         for step in range(1, 13)
-    ]
+    ]  # fmt: skip
 
 
 def test_columns_stack_each_steps_sources(rows):
     chart = composition(Comparison([Run("run", rows)]))[0].chart
-    left_edges = chart.layer[0].data.iloc[::2]
-    fourth = left_edges[left_edges["x"] == 3.5]
+    bars = chart.layer[0].data.iloc[::2]
+    fourth = bars[bars["x"] == 3.5]
     assert fourth[["y", "y2"]].to_numpy().tolist() == [[0, 5], [5, 7], [7, 11]]
     capacity = chart.layer[1].data
     assert (capacity["x"].min(), capacity["x"].max()) == (0.5, 12.5) and set(capacity["y"]) == {16}

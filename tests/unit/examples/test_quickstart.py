@@ -39,11 +39,9 @@ def prepare(tmp_path, monkeypatch):
 def test_data_is_what_the_preset_trains_on(prepare):
     rows, config = prepare("--size", "countdown", "--prompts", "40")
     puzzles = countdown.make_puzzles("small", "train", 40, 0)
-    prompts = [row[config["data"]["input_key"]] for row in rows]
-    labels = [row[config["data"]["label_key"]] for row in rows]
+    prompts, labels = ([row[config["data"][f"{name}_key"]] for row in rows] for name in ("input", "label"))
     assert prompts == [f"{puzzle.problem.text}=" for puzzle in puzzles]
     assert all(len(prompt) + config["rollout"]["max_new_tokens"] <= config["data"]["max_len"] for prompt in prompts)
-
     assert PROJECT / config["reward"]["remote_url"] == countdown.TASK.file
     queries = [prompt + puzzle.solution + "<eos>" for prompt, puzzle in zip(prompts, puzzles, strict=True)]
     assert list(countdown.reward_func(queries, prompts, labels)["rewards"]) == [1.0] * 40
@@ -60,9 +58,7 @@ def test_the_longest_sum_and_its_answer_fit(prepare):
 
 
 def test_another_number_of_prompts_is_made_anew(prepare):
-    assert len(prepare("--prompts", "30")[0]) == 30
-    assert len(prepare("--prompts", "20")[0]) == 20
-    assert len(prepare()[0]) == 768
+    assert [len(prepare(*words)[0]) for words in (("--prompts", "30"), ("--prompts", "20"), ())] == [30, 20, 768]
 
 
 def test_larger_size_has_sums_of_each_level(prepare, tmp_path):
@@ -91,16 +87,13 @@ def test_numbers_of_prompts_that_cannot_be_made_are_refused(prepare, number, cap
 def test_only_its_own_run_is_replaced(flags, folder, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     calls, drawn = [], []
-
-    def draw(run, before):
-        drawn.append((run, before))
-
-    stand_in = SimpleNamespace(plot_run=draw, summary_table=lambda summary: "", answers_table=lambda run: None)
+    stand_in = SimpleNamespace(summary_table=lambda summary: "", answers_table=lambda run: None)
+    stand_in.plot_run = lambda run, before: drawn.append((run, before))
     monkeypatch.setitem(sys.modules, "picture", stand_in)
     monkeypatch.setitem(main.__globals__, "made", lambda size, prompts: (Path("model"), False))
     monkeypatch.setitem(main.__globals__, "held_out", lambda model: 0.25)
-    monkeypatch.setattr(sys, "argv", ["quickstart", *flags])
     monkeypatch.setitem(main.__globals__, "stoppable", lambda call: calls.append(call) or 0)
+    monkeypatch.setattr(sys, "argv", ["quickstart", *flags])
     assert main() == 0
     assert [call[6:] for call in calls] == [words] and calls[0][3:6] == ["train", "--config", "configs/quickstart.yaml"]
     assert drawn == [(Path("runs") / folder, 0.25)]

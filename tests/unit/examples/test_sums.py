@@ -50,10 +50,8 @@ def test_the_last_result_is_what_counts(answer, reward):
 
 def test_no_problem_is_both_trained_on_and_held_out(tmp_path):
     sums.write(tmp_path, 500)
-    parts = [
-        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("train", "held_out")
-    ]
+    files = [tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"]
+    parts = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     assert [len(part) for part in parts] == [500, sums.HELD_OUT * len(sums.TERMS)]
     inputs = [row["input"] for row in itertools.chain(*parts)]
     assert len(set(inputs)) == len(inputs)

@@ -37,13 +37,10 @@ def test_it_is_short_and_needs_only_the_pure_layer():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What the probe wrote about a run of the example, with the quickstart's base model."""
     folder = tmp_path_factory.mktemp("trl")
     model, _ = user_file.load("base model", EXAMPLES / "quickstart" / "base_model.py").build(folder / "model")
-    rows = [
-        {"input": countdown.short_prompt(problem), "label": problem.label}
-        for problem in countdown.generate("small", "train", 256, 0)
-    ]
+    problems = countdown.generate("small", "train", 256, 0)
+    rows = [{"input": countdown.short_prompt(problem), "label": problem.label} for problem in problems]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
     words = [Path(PYTHON).absolute(), PROBE, model, "data.jsonl", str(STEPS)]
@@ -66,7 +63,6 @@ class TestTraining:
         assert statistics.median(abs(ratio - 1) for ratio in replayed) > 0.01
 
     def test_fresh_rows_have_the_ratio_1(self, run):
-        """In this run there is one update for each rollout."""
         means = [step["logged"]["importance/fresh_mean"] for step in run["steps"] if step["ratios"]["fresh"]]
         assert len(means) >= STEPS - 1 and means == pytest.approx([1.0] * len(means), abs=1e-4)
 

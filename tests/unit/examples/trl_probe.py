@@ -68,7 +68,6 @@ def recomputed(trainer, step):
 
 
 def refused():
-    """The message to a user who asks for a KL penalty."""
     try:
         replay_grpo.ReplayGRPOTrainer(args=replay_grpo.GRPOConfig(beta=0.1, use_cpu=True, bf16=False))
     except ValueError as error:
