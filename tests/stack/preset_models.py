@@ -12,6 +12,8 @@ import transformers
 import yaml
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from bapo_openrlhf.tasks import geometry
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 # layers, width, heads, keys, width of the MLP, vocabulary, whether input and output embeddings are tied
 SIZES = {
@@ -80,14 +82,15 @@ def make_model(name, folder):
     tokenizer = make_tokenizer(config.get_text_config().vocab_size)
     tokenizer.save_pretrained(folder)
     if "-VL-" in name:
-        from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+        save_processor(tokenizer, folder)
 
-        transformers.Qwen2_5_VLProcessor(
-            image_processor=transformers.Qwen2VLImageProcessor(size={"shortest_edge": 3136, "longest_edge": 252**2}),
-            tokenizer=tokenizer,
-            video_processor=Qwen2VLVideoProcessor(),
-            chat_template=TEMPLATE,
-        ).save_pretrained(folder)
+
+def save_processor(tokenizer, folder):
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    images = transformers.Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": geometry.SIZE**2})
+    parts = {"image_processor": images, "tokenizer": tokenizer, "video_processor": Qwen2VLVideoProcessor()}
+    transformers.Qwen2_5_VLProcessor(**parts, chat_template=TEMPLATE).save_pretrained(folder)
 
 
 def make_data(folder, task, images):

@@ -79,9 +79,8 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         shutil.copytree(self.args.ckpt.output_dir, self.folder / name)
         arrays = {}
         for index, sample in enumerate(batch.samples):
-            for name in NOTED:
-                if (numbers := getattr(sample, name)) is not None:
-                    arrays[f"{index}/{name}"] = numbers[0].numpy()
+            fields = {name: getattr(sample, name) for name in NOTED}
+            arrays |= {f"{index}/{name}": value[0].numpy() for name, value in fields.items() if value is not None}
             segments = self.experience_maker.segments[kept[index]]
             arrays[f"{index}/segments"] = np.array(segments, dtype=int).reshape(-1, 2)
         np.savez(
@@ -95,13 +94,10 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
 
 
 class AgentProbeTrainer(ProbeTrainer):
-    """Asks for no digests of weights."""
+    def note(self, *_):
+        """Asks for no digests of weights."""
 
-    def note(self, kind, step):
-        pass
-
-    def note_actor(self):
-        pass
+    note_actor = note
 
 
 class VisionProbeTrainer(ProbeTrainer):

@@ -40,8 +40,7 @@ def test_engines_hold_the_weights_that_the_responses_claim(probe_run):
     for step, row in enumerate(result.metrics):
         asked = max(0, step - queue)
         version = asked - asked % delay
-        assert row["staleness/rollout_policy"] == step - version
-        assert weights[step, "fresh"] == weights[version, "actor"]
+        assert row["staleness/rollout_policy"] == step - version and weights[step, "fresh"] == weights[version, "actor"]
     again = {step for step, kind in weights if kind == "reevaluated"}
     assert again == {step for step in (2, 4) if step % delay}  # the others go with a rollout
     assert all(weights[step, "reevaluated"] == weights[step, "actor"] for step in again)

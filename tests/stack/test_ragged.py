@@ -99,11 +99,10 @@ class Run(NamedTuple):
 
 
 def flags_of(objective):
-    flags = {"actor__eps_clip_low_high": (objective.low, objective.high), "algo__kl__init_coef": objective.kl}
-    if objective.dual is not None:
-        flags["actor__dual_clip"] = objective.dual
-    if objective.entropy is not None:
-        flags["actor__entropy_coef"] = objective.entropy
+    flags = {
+        "actor__eps_clip_low_high": (objective.low, objective.high), "algo__kl__init_coef": objective.kl,
+        "actor__dual_clip": objective.dual, "actor__entropy_coef": objective.entropy,
+    }  # fmt: skip
     if objective.by_sequence:
         flags["actor__policy_loss_type"] = "gspo"
     elif objective.by_sample:
@@ -177,9 +176,8 @@ def windows(updates):
 
 
 def test_batches_are_as_ragged_as_planned(probe_run):
-    sources = [
-        [row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed")] for row in probe_run.metrics
-    ]
+    names = [f"groups/{source}" for source in ("fresh", "reevaluated", "replayed")]
+    sources = [[row[name] for name in names] for row in probe_run.metrics]
     assert tuple(map(sum, sources)) == probe_run.case.sizes and set(SIZES) == set(range(CAPACITY + 1))
     assert all(map(sum, zip(*sources, strict=True)))  # each of the three was trained on
     assert [row["groups/cut"] for row in probe_run.metrics] == [3 * (step == 3) for step in range(len(SIZES))]
@@ -206,9 +204,8 @@ def test_ranks_stay_together(probe_run, model):
             assert [b["stepped"] for b in rank["micro_batches"]] == [b["stepped"] for b in update[0]["micro_batches"]]
             assert (rank["micro_steps"], rank["optimizer_steps"]) == (update[0]["micro_steps"], steps)
             if not case.tokens:
-                parts = math.ceil(len(rank["given"]) / case.micro)
+                parts, all_parts = (math.ceil(share / case.micro) for share in (len(rank["given"]), max(shares)))
                 fillers = [is_filler(batch) for batch in rank["micro_batches"]]
-                all_parts = math.ceil(max(shares) / case.micro)
                 assert fillers == ([False] * parts + [True] * (all_parts - parts)) * EPOCHS
                 stood_in += sum(fillers)
     assert stood_in or case.ranks(model) < 3 or case.micro > 3 or case.tokens
@@ -247,10 +244,6 @@ def rate_after(model, steps, total):
     warmup = math.ceil(warmup * total)
     cosine = 0.5 * (1 + math.cos(math.pi * (steps - warmup) / (total - warmup)))
     return rate * (steps / warmup if steps < warmup else end + (1 - end) * cosine)
-
-
-def most_steps(case):
-    return len(SIZES) * len(case.windows(CAPACITY)) * EPOCHS
 
 
 def test_empty_unions_skip_the_update(probe_run, model):
@@ -336,7 +329,7 @@ def test_updates_are_those_of_plain_pytorch(probe_run, model):
         loss.backward()
         for name, weight in net.named_parameters():
             parameters[name].grad += weight.grad
-        rate = rate_after(model, len(norms), most_steps(case))
+        rate = rate_after(model, len(norms), len(SIZES) * len(case.windows(CAPACITY)) * EPOCHS)
         assert last["rate"] == pytest.approx(rate, rel=1e-6, abs=1e-12)
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), MAX_NORM)))
         for group in optimizer.param_groups:
@@ -345,8 +338,7 @@ def test_updates_are_those_of_plain_pytorch(probe_run, model):
         moved, wanted = flat(last["after"]) - flat(before), flat(parameters) - flat(before)
         assert last["norm"] == pytest.approx(norms[-1], rel=NORM_ERROR, abs=1e-6)  # a norm may be 0, but for rounding
         assert (moved - wanted).norm() <= CHANGE_ERROR * wanted.norm()
-    assert min(norms) < MAX_NORM < max(norms)
-    assert any(clipped) and not all(clipped)
+    assert min(norms) < MAX_NORM < max(norms) and any(clipped) and not all(clipped)
 
 
 def test_all_ranks_report_what_the_record_has(probe_run, model):

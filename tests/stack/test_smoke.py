@@ -63,6 +63,5 @@ def test_a_reward_function_that_fails_for_real_responses(smoke, tmp_path):
         "    if queries != prompts:\n        raise KeyError('answer')\n    return {'rewards': [0.0]}\n"
     )
     status, lines = smoke("bapo_grpo_countdown_qwen2.5_math_1.5b", f"--reward.remote_url={file}")
-    assert status == 1
-    assert lines[-1].startswith("failed in start: ") and "16 x raised" in lines[-1]
+    assert status == 1 and lines[-1].startswith("failed in start: ") and "16 x raised" in lines[-1]
     assert "KeyError: 'answer'" in Path(lines[-1].rpartition("its output is in ")[2]).read_text()

@@ -80,8 +80,7 @@ def test_the_documented_method_from_a_file_trains(study):
     folder = study / "runs" / "fifo-group-s7"
     rows = read_metrics(folder)
     replayed = [row["groups/replayed"] for row in rows]
-    assert replayed[0] == 0 < sum(replayed)
-    assert max(row["buffer/replay"] for row in rows) == MEMORY
+    assert replayed[0] == 0 < sum(replayed) and max(row["buffer/replay"] for row in rows) == MEMORY
     config = read_run(folder)["config"]
     assert config["adapt.method"].endswith("fifo_replay.py:FIFOReplay")
     assert config["adapt.options"] == [f"memory={MEMORY}"]

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from test_faults import GRPO, same_steps
+from transformers import AutoModelForCausalLM
 
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record import run_record as record
@@ -101,8 +103,6 @@ def test_the_critic_trains_on_all_groups(probe_run):
 
 def recomputed(model, data, index):
     """Log-probs of a sample's tokens under a model of transformers, which may be a folder, and its action mask."""
-    from transformers import AutoModelForCausalLM
-
     if isinstance(model, Path):
         model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     real = data[f"{index}/attention_mask"].astype(bool)
@@ -280,3 +280,71 @@ def test_layer_with_nothing_to_adapt_equals_plain_openrlhf(train, plain):
     result = train("through", algorithm="ba_ppo", status=UNTRAINED, **flags)
     # OpenRLHF's norm of the critic is that of the optimizer step before, except in the last micro-batches.
     same_losses(result, plain, "critic_grad_norm")
+
+
+@pytest.mark.slow
+def test_engines_sample_from_the_model_with_the_adapter_of_todays_actor(watch, workspace):
+    """LoRA on 2 actor ranks under ZeRO-3 and 2 engines: transformers merges the saved adapter."""
+    flags = {
+        "algorithm": "bapo_grpo", "adapt__rollout_delay": 1, "actor__num_gpus_per_node": 2, "vllm__num_engines": 2,
+        "ds__zero_stage": 3, "ds__lora__rank": 8, "ds__lora__alpha": 64, "actor__adam__lr": 1e-2,
+        "data__max_samples": 32,
+    }  # fmt: skip
+    (_, folder), moved = watch("lora_run", **flags), 0.0
+    for step in range(4):
+        base = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16)
+        merged = PeftModel.from_pretrained(base, folder / f"actor{step}").merge_and_unload()
+        data = np.load(folder / f"experience{step}.npz")
+        fresh = np.flatnonzero(data["source"] == "fresh")
+        assert data["on_policy"][fresh].all()
+        for index in fresh[:6]:
+            wanted, mask = recomputed(merged, data, index)
+            assert data[f"{index}/rollout_log_probs"][: len(mask)][mask] == pytest.approx(wanted[mask], abs=0.05)
+            if step >= 2:  # two updates have changed the adapter
+                of_base = recomputed(workspace / "model", data, index)[0]
+                moved = max(moved, np.abs(wanted - of_base)[mask].max())
+    assert moved > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("other", "cause"), [("read", "a second set of them"), ("sent", "did not reach the engines")])
+def test_a_run_whose_engines_hold_other_weights_ends(train, other, cause):
+    """Before its first update; or as soon as there are enough tokens after updates that did not reach the engines."""
+    flags = GRPO | {"adapt__rollout_delay": 1, "actor__adam__lr": 1e-2, "ckpt__save_steps": 1}
+    words = (str(Path(__file__).parent / "probe.py"), "other_weights")
+    result = train(f"other_{other}", *words, status=1, environment={"OTHER": other}, **flags)
+    last = result.output.strip().splitlines()[-1]
+    assert cause in last and "adapt.max_gap is 0.02" in last, last
+    steps = len(result.metrics if (result.folder / "metrics.jsonl").exists() else [])
+    assert last.startswith(f"error: step {steps + 1}, making experience: ")
+    assert steps == 0 if other == "read" else 1 <= steps < 6
+
+
+PROMPTS, RESPONSES, MAX_NORM = 6, 4, 0.05
+SKIPPING = {  # a rollout has two whole optimizer steps and one of four samples
+    "algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "train__full_determinism_enable": True,
+    "adapt__reevaluate_every": 0, "adapt__replay_steps": 0, "adapt__rollout_delay": 1, "actor__max_norm": MAX_NORM,
+    "reward__remote_url": Path(__file__).parent / "silent_step_reward.py", "verifier__processes": 1,
+    "rollout__batch_size": PROMPTS, "rollout__n_samples_per_prompt": RESPONSES, "rollout__micro_batch_size": 1,
+    "train__batch_size": 10, "train__micro_batch_size": 1, "data__max_samples": PROMPTS * 3,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_skipping_changes_no_weight(train, workspace):
+    """Bit by bit, after shuffling, with clipped gradients, and after a step of which all samples are skipped."""
+    runs = []
+    for name, flags in (("control", {"adapt__filter": "none"}), ("skip", {"adapt__skip_zero_advantage": True})):
+        result = train(f"{name}_of_skipping", environment={"PROMPTS": str(PROMPTS)}, **SKIPPING | flags)
+        weights = load_file(workspace / f"{name}_of_skipping" / "model" / "model.safetensors")
+        runs.append((result.metrics, weights))
+    (control, wanted), (metrics, weights) = runs
+    skipped = [row["responses/skipped"] for row in metrics]
+    assert len(control) == 3 and skipped[1] == PROMPTS * RESPONSES and 0 < skipped[0] + skipped[2] < 2 * skipped[1]
+    assert control[0]["actor_grad_norm"] > MAX_NORM  # it is that before the clip
+    for row, other in zip(metrics, control, strict=True):
+        assert row["actor_lr"] == other["actor_lr"] > 0 and row["actor_grad_norm"] == other["actor_grad_norm"]
+        assert row["responses/trained"] == PROMPTS * RESPONSES - row["responses/skipped"]
+    before = load_file(workspace / "model" / "model.safetensors")
+    assert all(torch.equal(weight, wanted[name]) for name, weight in weights.items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in weights.items())

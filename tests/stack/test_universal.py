@@ -5,6 +5,7 @@ What is generated, stored and counted must be equal. What is computed in bf16 mu
 other samples together.
 """
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -55,14 +56,7 @@ class Killed(NamedTuple):
 @pytest.fixture(scope="module")
 def killed(train, workspace):
     """killed(name): the run of this name, made once."""
-    runs = {}
-
-    def run(name):
-        if name not in runs:
-            runs[name] = kill_and_convert(train, workspace, name)
-        return runs[name]
-
-    return run
+    return functools.cache(lambda name: kill_and_convert(train, workspace, name))
 
 
 def kill_and_convert(train, workspace, name):
@@ -136,8 +130,7 @@ def test_buffers_ledger_and_data_position_are_equal(resumed_run):
     assert_same(position(resumed_run.folder), position(resumed_run.before.folder), "data")
     rows = resumed_run.again, resumed_run.wanted
     again, once = ({name: value for name, value in row.items() if name.startswith("groups/")} for row in rows)
-    assert again == once
-    assert resumed_run.wanted["groups/reevaluation_attempts"] and resumed_run.wanted["groups/fresh"]
+    assert again == once and resumed_run.wanted["groups/reevaluation_attempts"] and resumed_run.wanted["groups/fresh"]
 
 
 def test_the_first_losses_are_equal_up_to_rounding(resumed_run):

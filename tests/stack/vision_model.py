@@ -10,14 +10,8 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from preset_models import CHARACTERS, SPECIAL, TEMPLATE, VISION, make_tokenizer
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2_5_VLProcessor,
-    Qwen2VLImageProcessor,
-)
-from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+from preset_models import CHARACTERS, SPECIAL, VISION, make_tokenizer, save_processor
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from bapo_openrlhf.tasks import geometry
 
@@ -57,18 +51,13 @@ def main(folder):
     """FOLDER/model, and FOLDER/data.jsonl: 32 problems, labels from always to never solved (see reward.py)."""
     tokenizer = make_tokenizer(len(SPECIAL) + len(CHARACTERS))
     make_model(tokenizer).save_pretrained(folder / "model")
-    Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": geometry.SIZE**2}),
-        tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(),
-        chat_template=TEMPLATE,
-    ).save_pretrained(folder / "model")
+    save_processor(tokenizer, folder / "model")
     (folder / "images").mkdir()
     with (folder / "data.jsonl").open("w") as file:
         for number, problem in enumerate(geometry.generate("drawn", "train", 32, seed=0)):
             path = folder / "images" / f"{number}.png"
             figure = Image.open(io.BytesIO(problem.images[0]))
-            colour = Image.new("RGB", figure.size, (97 * number % 256, 53 * number % 256, 151 * number % 256))
+            colour = Image.new("RGB", figure.size, tuple(prime * number % 256 for prime in (97, 53, 151)))
             Image.blend(figure, colour, 0.8).save(path)
             label = str((8, 4, 4, 2, 2, 0)[number % 6])
             file.write(json.dumps({"input": problem.text, "label": label, "images": [str(path)]}) + "\n")

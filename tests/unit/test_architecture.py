@@ -105,9 +105,10 @@ STACK = {"torch", "ray", "vllm", "openrlhf", "deepspeed"}
 CHARTS = {"pandas", "altair", "vl_convert", "matplotlib"}
 COMMAND = "from bapo_openrlhf.cli import main; assert main.run({!r}) == 0"
 PLAN = ["plan", "--config", "configs/ba_ppo_qwen3_4b.yaml", "--ds.zero_stage=3"]
-TASK = "examples/custom_task/"
-CHECK = ["check", "--actor.model_name_or_path=org/model", f"--reward.remote_url={TASK}reward.py", "--run.name=light",
-         "--rollout.n_samples_per_prompt=8", "--algorithm=grpo", "--data.label_key=label"]  # fmt: skip
+CHECK = ["check", "--algorithm=grpo", "--actor.model_name_or_path=org/model", "--run.name=light",
+         "--reward.remote_url=bapo_openrlhf/workbench/init/reward.py", "--rollout.n_samples_per_prompt=8",
+         "--rollout.batch_size=16", "--vllm.num_engines=1", "--data.label_key=label",
+         "--ds.attn_implementation=sdpa"]  # fmt: skip
 # A program, and what it must not load: it would be slow to start, or would need a GPU.
 LIGHT = [
     ("from bapo_openrlhf.workbench.study import page; from bapo_openrlhf.workbench.report import sections", STACK),
@@ -122,7 +123,7 @@ LIGHT = [
      STACK - {"torch"} | {"transformers"}),
     (COMMAND.format(PLAN), STACK | {"transformers", "datasets"}),
     (COMMAND.format([*CHECK, "--data.prompt_dataset=org/data", "--prompts=83"]), STACK | {"transformers", "datasets"}),
-    (COMMAND.format([*CHECK, f"--data.prompt_dataset={TASK}problems.jsonl"]), STACK | {"transformers"}),
+    (COMMAND.format([*CHECK, "--data.prompt_dataset=examples/custom_task/problems.jsonl"]), STACK | {"transformers"}),
     (COMMAND.format(["methods"]), STACK | {"transformers", "pandas"}),
 ]  # fmt: skip
 

@@ -211,8 +211,7 @@ def test_preset_script_and_page_say_the_same(preset, tmp_path):
     name = args.data.prompt_dataset.split("/")[1]
     assert prepare == f"bapo-openrlhf|prepare {name}" and name in TASKS
     config = f"configs/{preset.name}"
-    assert check == f"bapo-openrlhf|check --config {config} --algorithm grpo"
-    assert status == "ray|status"
+    assert check == f"bapo-openrlhf|check --config {config} --algorithm grpo" and status == "ray|status"
     assert submit.startswith("ray|job submit --address http://")
     assert submit.endswith(f" -- env -C {ROOT} bapo-openrlhf train --config {config} --algorithm grpo")
     assert args.reward.remote_url == [f"bapo_openrlhf/tasks/{name}.py"]

@@ -33,6 +33,18 @@ LOCK = dict(
 MAKEFILE = (ROOT / "Makefile").read_text()
 VENV = re.search(r"^VENV_GPU := (\S+)$", MAKEFILE, re.M)[1]
 HOST = "10.1.2.3"
+JOB = yaml.safe_load(RAY_JOB.read_text())
+SPEC, CLUSTER = JOB["spec"], JOB["spec"]["rayClusterSpec"]
+PODS = [CLUSTER["headGroupSpec"]["template"]["spec"]]  # of the head, and of each worker
+for workers in CLUSTER["workerGroupSpecs"]:
+    PODS += [workers["template"]["spec"]] * workers["replicas"]
+*STARTS, FOLDER, PROGRAM, COMMAND = shlex.split(SPEC["entrypoint"])[:5]
+FLAGS = shlex.split(SPEC["entrypoint"])[5:]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch):
+    monkeypatch.chdir(ROOT)
 
 
 def source(package, file):
@@ -113,8 +125,7 @@ def training_flags(job):
     return words[2:]
 
 
-def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys):
     assert len(PAIRS) == SLURM.read_text().count("#SBATCH")
     asked, job = DIRECTIVES, submit()
     assert job.status == 0, job.errors
@@ -137,8 +148,7 @@ def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, m
     assert_fills(training_flags(job), MACHINES, GPUS, capsys)
 
 
-def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(submit, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(submit, capsys):
     job = submit("--run.name", "four machines", machines=4, gpus=2)
     assert training_flags(job)[-2:] == ["--run.name", "four machines"]
     assert all(words[-2:] == ["--num-gpus", "2"] for _, words in job.calls if words[:2] == ["ray", "start"])
@@ -162,8 +172,7 @@ def test_the_slurm_script_runs_all_of_it_in_an_image(submit, tmp_path):
 @pytest.mark.parametrize(("status", "again"), [(0, False), (3, False), (75, True)])
 def test_the_job_has_the_status_of_the_training_and_is_queued_again_if_that_may_go_on(submit, status, again):
     job = submit(STATUS=status)
-    assert job.status == status
-    assert (("", ["scontrol", "requeue", "4711"]) in job.calls) == again
+    assert job.status == status and (("", ["scontrol", "requeue", "4711"]) in job.calls) == again
 
 
 def test_the_script_passes_slurms_signal_on_and_waits_for_the_training(submit):
@@ -184,48 +193,27 @@ def test_the_job_fails_if_the_machine_has_only_a_loopback_address(submit):
     assert [words[0] for _, words in job.calls] == ["scontrol", "getent"]
 
 
-def ray_job():
-    job = yaml.safe_load(RAY_JOB.read_text())
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    return job["spec"]
-
-
-def groups(spec):
-    """(number of pods, pod) of the head and of each group of workers."""
-    cluster = spec["rayClusterSpec"]
-    yield 1, cluster["headGroupSpec"]["template"]["spec"]
-    for group in cluster["workerGroupSpecs"]:
-        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
-        yield group["replicas"], group["template"]["spec"]
-
-
-def entrypoint(spec):
-    env, flag, folder, program, command, *flags = shlex.split(spec["entrypoint"])
-    assert (env, flag, program, command) == ("env", "-C", "bapo-openrlhf", "train")
-    return folder, flags
-
-
-def test_the_ray_job_takes_every_gpu_of_its_pods_and_continues_if_it_is_started_again(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    spec = ray_job()
-    pods = [pod for count, pod in groups(spec) for _ in range(count)]
-    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods]
+def test_the_ray_job_takes_every_gpu_of_its_pods_and_continues_if_it_is_started_again(capsys):
+    assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
+    assert (STARTS, PROGRAM, COMMAND) == (["env", "-C"], "bapo-openrlhf", "train")
+    assert all(one["minReplicas"] == one["replicas"] == one["maxReplicas"] for one in CLUSTER["workerGroupSpecs"])
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in PODS]
     (gpus,) = {limit["nvidia.com/gpu"] for limit in limits}  # the head is a machine like the others
     assert all(limit["cpu"] > gpus for limit in limits)  # Ray takes one for each GPU
-    assert_fills(entrypoint(spec)[1], len(pods), gpus, capsys)
-    assert spec["backoffLimit"] > 0 and spec["shutdownAfterJobFinishes"] is True
-    assert arguments.parse(entrypoint(spec)[1]).ckpt.load_enable
+    assert_fills(FLAGS, len(PODS), gpus, capsys)
+    assert SPEC["backoffLimit"] > 0 and SPEC["shutdownAfterJobFinishes"] is True
+    assert arguments.parse(FLAGS).ckpt.load_enable
     # The pod that submits the job is another one.
-    assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
+    assert CLUSTER["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
 
 
-def test_what_the_pods_of_the_ray_job_share(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    spec = ray_job()
-    given = flags_of(arguments.parse(entrypoint(spec)[1]))
-    written = [given[name] for name in ("run.dir", "logger.tensorboard_dir", "data.prompt_dataset")]
-    written += [given["ckpt.path"], given["ckpt.output_dir"]]
-    for _, pod in groups(spec):
+PLACES = {"run.dir", "logger.tensorboard_dir", "data.prompt_dataset", "ckpt.path", "ckpt.output_dir"}
+
+
+def test_what_the_pods_of_the_ray_job_share():
+    given = flags_of(arguments.parse(FLAGS))
+    written = [given[name] for name in PLACES]
+    for pod in PODS:
         (container,) = pod["containers"]
         (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
         assert mount["name"] == volume["name"] and f"`{volume['persistentVolumeClaim']['claimName']}`" in PAGE
@@ -238,17 +226,14 @@ def test_what_the_pods_of_the_ray_job_share(monkeypatch):
 
 
 def test_ray_asks_for_a_token_in_both_examples(submit):
-    assert ray_job()["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    assert CLUSTER["authOptions"] == {"mode": "token"}
     tokens = {submit() and (submit.stubs / "token").read_text() for _ in range(2)}
     assert all(re.fullmatch("token [0-9a-f]{64}", token) for token in tokens) and len(tokens) == 2
 
 
-def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    places = {"run.dir", "logger.tensorboard_dir", "data.prompt_dataset", "ckpt.path", "ckpt.output_dir"}
-    slurm = flags_of(arguments.parse(training_flags(submit())))
-    kubernetes = flags_of(arguments.parse(entrypoint(ray_job())[1]))
-    assert {name for name in slurm if slurm[name] != kubernetes[name]} == places
+def test_both_examples_run_the_same_preset_on_the_same_machines(submit):
+    slurm, kubernetes = (flags_of(arguments.parse(flags)) for flags in (training_flags(submit()), FLAGS))
+    assert {name for name in slurm if slurm[name] != kubernetes[name]} == PLACES
 
 
 def words_of(instruction):
@@ -266,7 +251,7 @@ def test_the_image_has_the_versions_of_the_lock():
     lines = [" ".join(words) for words in words_of("RUN")]
     assert f"pip install uv && uv python install {python}" in lines
     assert f'make install-gpu PYTHON="$(uv python find {python})"' in lines
-    assert ray_job()["rayClusterSpec"]["rayVersion"] == LOCK["ray"]
+    assert CLUSTER["rayVersion"] == LOCK["ray"]
 
 
 def test_the_image_has_all_that_its_installation_reads(tmp_path):
@@ -285,21 +270,18 @@ def test_the_image_has_all_that_its_installation_reads(tmp_path):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0 and says in done.stdout, done.stderr
     assert (tmp_path / tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]).is_file()
-    _, flags = entrypoint(ray_job())
-    assert (tmp_path / flags[flags.index("--config") + 1]).is_file()
+    assert (tmp_path / FLAGS[FLAGS.index("--config") + 1]).is_file()
 
 
 def test_the_image_is_what_the_ray_job_and_the_page_name():
-    ((folder,),) = words_of("WORKDIR")
-    assert entrypoint(ray_job())[0] == folder
-    assert f"PATH={folder}/{VENV}/bin:$PATH" in [word for words in words_of("ENV") for word in words]
-    (image,) = {pod["containers"][0]["image"] for _, pod in groups(ray_job())}
+    assert words_of("WORKDIR") == [[FOLDER]]
+    assert f"PATH={FOLDER}/{VENV}/bin:$PATH" in [word for words in words_of("ENV") for word in words]
+    (image,) = {pod["containers"][0]["image"] for pod in PODS}
     command = f"docker build --file {DOCKERFILE.relative_to(ROOT)} --tag {image} ."
     assert command in PAGE and f"# {command}\n" in DOCKERFILE.read_text()
 
 
-def test_the_page_names_the_numbers_of_the_examples(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_page_names_the_numbers_of_the_examples(capsys):
     command = re.search(r"^bapo-openrlhf plan (.*)$", PAGE, re.M)[1].split()
     assert command[-2:] == ["--gpus", str(MACHINES * GPUS)]
     assert main.run(["plan", *command]) == 0

@@ -58,8 +58,7 @@ IGNORES = FAMILY.replace("'echo", '\'trap "" TERM; echo')  # a daemon that ignor
 def test_all_processes_end(start, tmp_path, number, family):
     process = start(*STOPPABLE, "sh", "-c", family)
     process.send_signal(number)
-    assert process.wait(60) == 128 + number
-    assert alive(tmp_path) == []
+    assert process.wait(60) == 128 + number and alive(tmp_path) == []
 
 
 def test_make_passes_it_on(start, tmp_path):
@@ -81,8 +80,7 @@ def test_the_command_may_end_by_itself(start, tmp_path, number):
     told = f"trap 'sleep 1; kill -0 $! && echo ended > end; exit 3' {number.name.removeprefix('SIG')}"
     process = start(*STOPPABLE, "sh", "-c", f"{told}; {FAMILY}")
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    assert process.wait(60) == 128 + number
-    assert (tmp_path / "end").read_text() == "ended\n"
+    assert process.wait(60) == 128 + number and (tmp_path / "end").read_text() == "ended\n"
     assert alive(tmp_path) == []
 
 

@@ -35,8 +35,7 @@ def test_dataclasses_postponed_annotations_and_pickle(tmp_path, name):
     (tmp_path / name).write_text(VERDICT)
     module = user_file.load("f", tmp_path / name)
     verdict = module.Verdict(True, why="so")
-    assert pickle.loads(pickle.dumps(verdict)) == verdict
-    assert module.reward_func([""], [""], [""]) == {"rewards": [1.0]}
+    assert pickle.loads(pickle.dumps(verdict)) == verdict and module.reward_func([""], [""], [""]) == {"rewards": [1.0]}
 
 
 def test_a_link_to_a_file_of_another_ending(tmp_path):
@@ -53,8 +52,7 @@ def test_the_name_of_a_module_depends_on_its_path_alone(tmp_path):
         (tmp_path / folder / "reward.py").write_text(f"value = {value}\n")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     one, two = (user_file.load("f", tmp_path / folder / "reward.py") for folder in "ab")
-    assert (one.value, two.value) == (1, 2)
-    assert user_file.load("f", tmp_path / "link" / ".." / "a" / "reward.py") is one
+    assert (one.value, two.value) == (1, 2) and user_file.load("f", tmp_path / "link" / ".." / "a" / "reward.py") is one
     words = "import sys, pathlib; from bapo_openrlhf.user_file import load; print(load('f', pathlib.Path(sys.argv[1])))"
     told = subprocess.check_output([sys.executable, "-c", words, tmp_path / "a" / "reward.py"], text=True)
     assert told.strip() == str(one)

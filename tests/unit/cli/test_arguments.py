@@ -24,6 +24,7 @@ from bapo_openrlhf.cli.parser import is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
+from bapo_openrlhf.flags.files import dotted
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 
@@ -34,14 +35,6 @@ PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 GROUPS = [*MODEL, "--rollout.n_samples_per_prompt", "8"]
 ESTIMATOR = "algo.advantage.estimator"
-
-
-def flags_in(node, prefix=""):
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from flags_in(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 @pytest.fixture
@@ -514,7 +507,7 @@ class TestMethodFiles:
 
     @pytest.mark.parametrize(("path", "preset"), files_over_presets())
     def test_change_what_they_name_and_nothing_else(self, path, preset):
-        named = dict(flags_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        named = dict(dotted(yaml.safe_load(path.read_text(encoding="utf-8"))))
         size = [] if "train.batch_size" in named else ["--train.batch_size=256"]  # Their sizes are for the quickstart.
         base = config.flags_of(arguments.parse(["--config", str(preset), *size]))
         flags = config.flags_of(arguments.parse(["--config", str(preset), str(path), *size]))

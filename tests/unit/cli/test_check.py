@@ -80,8 +80,7 @@ class TestNumbers:
     def test_without_batch_adaptation(self, capsys, words):
         kept = [word for word in words if not word.startswith("--adapt")]
         facts = report(capsys, "--algorithm=grpo", *kept)
-        assert facts["batch adaptation"] == "none"
-        assert facts["training batch"] == "8 groups = 32 samples"
+        assert facts["batch adaptation"] == "none" and facts["training batch"] == "8 groups = 32 samples"
         assert facts["optimizer steps"].startswith("2 per epoch")
         assert not {"critic", "replay (X3)", "per epoch", "maximum shift", "reward function", "LoRA"} & facts.keys()
         # The flags of batch adaptation do not count.
@@ -197,8 +196,7 @@ class TestStart:
         assert report(capsys, *words)["start"] == "with step 5, from global_step4"
         assert "train.seed is 7, and was 42;" in self.refused(capsys, words, "--train.seed=7")
         assert main.run(["check", *words, "--train.num_episodes=4"]) == 0
-        assert "from step 5 on, train.num_episodes is 4, and was 3" in capsys.readouterr().err
-        assert tree() == before
+        assert "from step 5 on, train.num_episodes is 4, and was 3" in capsys.readouterr().err and tree() == before
 
     def test_data_on_a_hub_is_compared_by_its_name(self, capsys, words, saved):
         words = [*words, "--ckpt.load_enable", "--data.prompt_dataset=org/data"]

@@ -94,8 +94,7 @@ def test_what_is_taught_stays_the_same():
 def test_labels_cover_the_solution_and_its_end_only():
     tokens, labels = base_model._batch([("1 2:3=", "2+1"), ("10 12:22=", "12+10")])
     tokenizer = base_model.make_tokenizer()
-    assert tokens.shape == labels.shape == (2, 15)
-    assert tokenizer.decode(tokens[0]) == "1 2:3=2+1<eos>" + "<pad>" * 5
+    assert tokens.shape == labels.shape == (2, 15) and tokenizer.decode(tokens[0]) == "1 2:3=2+1<eos>" + "<pad>" * 5
     assert tokenizer.decode(tokens[1]) == "10 12:22=12+10<eos>"
     assert labels[0].tolist() == [-100] * 6 + tokens[0, 6:10].tolist() + [-100] * 5
     assert labels[1].tolist() == [-100] * 9 + tokens[1, 9:].tolist()
@@ -202,8 +201,7 @@ def test_saves_what_the_stack_loads(tmp_path):
     folder = tmp_path / "model"
     assert build(folder, TINY) == (folder, True) and names(tmp_path) == ["model"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    assert model.dtype == torch.bfloat16
-    assert model.config.model_type == "qwen3" and not model.config.tie_word_embeddings
+    assert model.dtype == torch.bfloat16 and model.config.model_type == "qwen3" and not model.config.tie_word_embeddings
     assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (0, 1, 2)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert len(tokenizer) == model.config.vocab_size

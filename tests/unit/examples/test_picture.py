@@ -93,8 +93,7 @@ def test_the_command_draws_a_run_or_says_what_is_wrong(tmp_path, rows, monkeypat
         return None
 
     assert draw(str(tmp_path / "none")).startswith(f"error: run {str(tmp_path / 'none')!r} is no folder")
-    assert draw() == "usage: python examples/quickstart/picture.py RUN [PICTURE]"
-    assert capsys.readouterr().out == ""
+    assert draw() == "usage: python examples/quickstart/picture.py RUN [PICTURE]" and capsys.readouterr().out == ""
     RunRecord(tmp_path / "first").append_rows("metrics.jsonl", 1, rows[:1])
     assert draw(str(tmp_path / "first")) is None
     assert capsys.readouterr().out.strip() == str(tmp_path / "first" / "run.png")
