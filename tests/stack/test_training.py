@@ -18,10 +18,11 @@ from bapo_openrlhf.record.outcome import UNTRAINED
 
 pytestmark = pytest.mark.stack
 
+HERE = Path(__file__).parent
 DELAY, EVERY = 3, 2  # v and m of the watched run: m is no multiple of v, so delayed weights must be put back
 EXTRA_LOGS = ("length",)  # what reward.py and scripted_reward.py report
 STEPS = 4  # of the runs that are compared with plain OpenRLHF
-PLAIN = (str(Path(__file__).parent / "plain.py"),)
+PLAIN = (str(HERE / "plain.py"),)
 # Greedy sampling, and one prompt a step: OpenRLHF's generator returns groups in the order in which they were finished,
 # and in bf16 another order of the rows makes another rounding, which grows until a token flips.
 COMPARABLE = {
@@ -311,8 +312,8 @@ def test_engines_sample_from_the_model_with_the_adapter_of_todays_actor(watch, w
 def test_a_run_whose_engines_hold_other_weights_ends(train, other, cause):
     """Before its first update; or as soon as there are enough tokens after updates that did not reach the engines."""
     flags = GRPO | {"adapt__rollout_delay": 1, "actor__adam__lr": 1e-2, "ckpt__save_steps": 1}
-    words = (str(Path(__file__).parent / "probe.py"), "other_weights")
-    result = train(f"other_{other}", *words, status=1, environment={"OTHER": other}, **flags)
+    words = (f"other_{other}", str(HERE / "probe.py"), "other_weights")
+    result = train(*words, status=1, environment={"OTHER": other}, **flags)
     last = result.output.strip().splitlines()[-1]
     assert cause in last and "adapt.max_gap is 0.02" in last, last
     steps = len(result.metrics if (result.folder / "metrics.jsonl").exists() else [])
@@ -321,12 +322,12 @@ def test_a_run_whose_engines_hold_other_weights_ends(train, other, cause):
 
 
 PROMPTS, RESPONSES, MAX_NORM = 6, 4, 0.05
-SKIPPING = {  # a rollout has two whole optimizer steps and one of four samples
-    "algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "train__full_determinism_enable": True,
-    "adapt__reevaluate_every": 0, "adapt__replay_steps": 0, "adapt__rollout_delay": 1, "actor__max_norm": MAX_NORM,
-    "reward__remote_url": Path(__file__).parent / "silent_step_reward.py", "verifier__processes": 1,
-    "rollout__batch_size": PROMPTS, "rollout__n_samples_per_prompt": RESPONSES, "rollout__micro_batch_size": 1,
-    "train__batch_size": 10, "train__micro_batch_size": 1, "data__max_samples": PROMPTS * 3,
+SKIPPING = GRPO | {  # a rollout has two whole optimizer steps and one of four samples
+    "train__full_determinism_enable": True, "adapt__reevaluate_every": 0, "adapt__replay_steps": 0,
+    "adapt__rollout_delay": 1, "actor__max_norm": MAX_NORM, "verifier__processes": 1,
+    "reward__remote_url": HERE / "silent_step_reward.py", "rollout__batch_size": PROMPTS,
+    "rollout__n_samples_per_prompt": RESPONSES, "rollout__micro_batch_size": 1, "train__batch_size": 10,
+    "train__micro_batch_size": 1, "data__max_samples": PROMPTS * 3,
 }  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """What the unit tests share: a builder of groups, a tokenizer, pages without charts, no waiting, unblocked signals."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The contract with OpenRLHF: what is overridden, replaced and called of it, in the version that is pinned."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Flags, YAML files and presets, compared with OpenRLHF's own script, which is run from its installed file."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """Each number that `bapo-openrlhf check` prints, computed by hand for a small run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

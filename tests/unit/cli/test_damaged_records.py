@@ -3,8 +3,6 @@
 The files are cut, changed and garbled at random places. What is written by hand below is small, and of every kind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

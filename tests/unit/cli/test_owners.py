@@ -3,8 +3,6 @@
 The owner is this process, or the stand-in of a run in another one.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

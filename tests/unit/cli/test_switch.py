@@ -1,7 +1,5 @@
 """`--algorithm` works everywhere: all four algorithms from every preset, and from every folder that `init` writes."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

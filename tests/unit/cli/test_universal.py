@@ -3,8 +3,6 @@
 stack/test_universal.py has the real one.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
