@@ -4,7 +4,7 @@ import copy
 import gc
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import chain
 from types import SimpleNamespace
@@ -22,12 +22,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray import launcher
 
 from bapo_openrlhf.adapt.batch import Skipped
-from bapo_openrlhf.training.trainer.dealing import (
-    DealtActorGroup,
-    DealtBatch,
-    filler_of,
-    length_of,
-)
+from bapo_openrlhf.training.trainer.dealing import DealtActorGroup, DealtBatch, filler_of, length_of
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
@@ -104,12 +99,10 @@ def dealt(lengths: dict[int, int], ranks: int) -> list[list[int]]:
 
 class TestFiller:
     @given(
-        number=st.integers(0, 30),
-        single=st.booleans(),
+        number=st.integers(0, 30), single=st.booleans(), broken=st.sampled_from([None, math.nan, math.inf, -math.inf]),
         absent=st.sets(st.sampled_from([*STEP, "rewards", "scores", "truncated"])),
-        broken=st.sampled_from([None, math.nan, math.inf, -math.inf]),
         kind=st.sampled_from([torch.long, torch.bool]),
-    )
+    )  # fmt: skip
     @SLOW
     def test_is_like_the_sample_and_counts_for_nothing(self, number, single, absent, broken, kind):
         one = sample(number)
@@ -139,31 +132,22 @@ class TestFiller:
                 assert torch.equal(ours, theirs), name
         assert result.index == [] and result.attention_mask.any() and not result.action_mask.any()
 
-    @pytest.mark.parametrize(
-        "kind",
-        [
-            {"token_level_loss": False},
-            {"policy_loss_type": "gspo"},
-            {"is_correction_level": "token", "is_correction_mode": "clip", "is_correction_threshold": [0.0, 2.0]},
-        ],
-        ids=str,
-    )
-    def test_has_no_loss_and_no_gradient(self, kind):
-        """By OpenRLHF's losses, also if the sample's own numbers are spoilt."""
-        one = sample(4)
-        for name in STEP:
-            getattr(one, name)[:] = math.nan
-        filler = filler_of(one)
+    @pytest.mark.parametrize("kind", [
+        {"token_level_loss": False},
+        {"policy_loss_type": "gspo"},
+        {"is_correction_level": "token", "is_correction_mode": "clip", "is_correction_threshold": [0.0, 2.0]},
+    ], ids=str)  # fmt: skip
+    def test_has_no_loss_and_no_gradient_by_openrlhfs_losses(self, kind):
+        filler = filler_of(sample(4))
         step = {"dp_size": 2, "batch_num_tokens": torch.tensor(7.0), "global_batch_size": torch.tensor(3.0)}
         log_probs = torch.randn(filler.action_mask.shape, requires_grad=True)
         about = {"action_mask": filler.action_mask, **step}
-        policy = PolicyLoss(0.2, 0.2, **kind)
         about_policy = about | {"rollout_log_probs": filler.rollout_log_probs}
-        loss, *_ = policy(log_probs, filler.action_log_probs, filler.advantages, **about_policy)
+        loss, *_ = PolicyLoss(0.2, 0.2, **kind)(log_probs, filler.action_log_probs, filler.advantages, **about_policy)
         loss = loss + aggregate_loss((log_probs - filler.base_action_log_probs) ** 2, filler.action_mask, **step)
         loss = loss + ValueLoss(0.5)(log_probs, filler.values, filler.returns, **about)
         loss.backward()
-        assert loss.item() == 0 and log_probs.grad.tolist() == torch.zeros_like(log_probs).tolist()
+        assert loss.item() == 0 and not log_probs.grad.any()
 
 
 def tensors(experience: Experience) -> list[torch.Tensor]:
@@ -234,7 +218,7 @@ def on_its_own(number: int, length: int) -> dict[str, Any]:
     return everything(split_experience_batch(sample(number, length))[0])
 
 
-def batched(parts: list[list[int]], lengths: dict[int, int]) -> list[Experience]:
+def batched(parts: Iterable[list[int]], lengths: dict[int, int]) -> list[Experience]:
     """Samples in batches of these parts."""
     return [Experience.concat_experiences([sample(n, lengths[n]) for n in part], PAD) for part in parts]
 
@@ -251,52 +235,36 @@ def cases(draw):
 
 
 class TestTake:
-    @given(case=cases())
-    @SLOW
-    def test_every_sample_reaches_one_rank_with_all_its_fields(self, case):
+    @given(case=cases(), draw=st.randoms(use_true_random=False), share=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
+    @settings(SLOW, max_examples=2 * settings.default.max_examples)
+    def test_every_sample_reaches_one_rank_with_all_its_fields(self, case, draw, share):
+        """Skipped ones have places in the shares, and only numbers of them are sent, or a filler if all are skipped."""
         lengths, parts, ranks, copies = case
-        experiences = batched(parts, lengths)
-        lengths = {
-            number: lengths[number] for batch in experiences for number in numbers_of(batch.sequences)
-        }  # in order
-        wanted = dealt(lengths, ranks)
-        calls = appended(experiences, ranks, copies)
+        lengths = {number: lengths[number] for part in parts for number in part}  # in the order of the batch
+        gone = {number for number in lengths if draw.random() < share}
+        skipped = [Skipped(place, lengths[n], 100 + n) for place, n in enumerate(lengths) if n in gone]
+        kept = [[number for number in part if number not in gone] for part in parts]
+        experiences = batched(filter(None, kept), lengths)
+        if not experiences:
+            experiences = [filler_of(min((sample(*pair) for pair in lengths.items()), key=length_of))]
         shares = []
-        for process, call in enumerate(calls):
-            assert list(call) == ["experience", "filler", "samples", "skipped"] and call["samples"] == len(lengths)
-            assert (call["experience"] is None) is (not wanted[process // copies])
+        for call in appended(experiences, ranks, copies, skipped):
+            assert list(call) == ["experience", "filler", "samples", "skipped"]
             buffer = buffer_of(call)
-            shares.append([number_of(item) for item in buffer.items])
-            for item in buffer.items:
-                number = number_of(item)
-                assert everything(item) == on_its_own(number, lengths[number])
+            shares.append([item.tokens - 100 if skips(item) else number_of(item) for item in buffer.items])
+            assert (call["experience"] is None) is (not {*shares[-1]} - gone)
+            for item, number in zip(buffer.items, shares[-1], strict=True):
+                if skips(item):
+                    assert item.total_length == lengths[number]
+                else:
+                    assert everything(item) == on_its_own(number, lengths[number])
+            assert list(map(number_of, buffer.passed)) == [number for number in shares[-1] if number not in gone]
             # the filler is like a sample of the fewest tokens, and is not among the others
             assert not buffer.filler.action_mask.any() and buffer.filler.attention_mask.all()
             assert not any(item.any() for item in tensors(buffer.filler) if item.is_floating_point())
-            assert len(buffer.filler.sequences) == min(lengths.values()) and buffer.total == len(lengths)
-            assert all(buffer.filler is not item for item in buffer.items)
+            assert len(buffer.filler.sequences) == min(lengths[n] for n in lengths.keys() - gone or lengths)
+            assert buffer.total == len(lengths) and all(buffer.filler is not item for item in buffer.items)
         # those of a tensor-parallel group get the same, however the samples were batched
-        assert shares == [share for share in wanted for _ in range(copies)]
-
-    @given(case=cases(), draw=st.randoms(use_true_random=False), share=st.sampled_from([0.1, 0.5, 0.9, 1.0]))
-    @SLOW
-    def test_skipped_samples_are_dealt_as_all_others(self, case, draw, share):
-        """They have places in the shares, and only numbers of them are sent, or a filler if all are skipped."""
-        lengths, _, ranks, copies = case
-        skipped = [Skipped(number, lengths[number], 100 + number) for number in lengths if draw.random() < share]
-        kept = [number for number in lengths if all(s.place != number for s in skipped)]
-        experiences = [sample(number, lengths[number]) for number in kept]
-        if not experiences:
-            experiences = [filler_of(min((sample(*pair) for pair in lengths.items()), key=length_of))]
-        calls = appended(experiences, ranks, copies, skipped)
-        shares = []
-        for call in calls:
-            buffer = buffer_of(call)
-            assert buffer.total == len(lengths) and not buffer.filler.action_mask.any()
-            assert len(buffer.filler.sequences) == min(lengths[n] for n in kept or lengths)
-            assert all(item.total_length == lengths[item.tokens - 100] for item in buffer.items if skips(item))
-            shares.append([item.tokens - 100 if skips(item) else number_of(item) for item in buffer.items])
-            assert list(map(number_of, buffer.passed)) == [number_of(item) for item in buffer.items if not skips(item)]
         assert shares == [share for share in dealt(lengths, ranks) for _ in range(copies)]
 
     def test_skipped_samples_are_of_one_batch(self):
@@ -317,9 +285,8 @@ class TestTake:
         infos = {number_of(item): item.info for buffer in buffers for item in buffer.items}
         orders = {tuple(info) for info in (*infos.values(), *(buffer.filler.info for buffer in buffers))}
         assert len(orders) == 1 and set(*orders) == {"reward", "kl", "turns", "depth"}
-        actual = {
-            n: str([float(info[name]) for name in ("reward", "kl", "turns", "depth")]) for n, info in infos.items()
-        }
+        names = "reward", "kl", "turns", "depth"
+        actual = {number: str([float(info[name]) for name in names]) for number, info in infos.items()}
         assert actual == {0: "[0.5, 0.25, 0.0, 2.0]", 1: "[1.5, nan, 1.0, nan]", 2: "[2.5, 0.25, 2.0, nan]"}
 
     @pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 1), (3, 2)])
@@ -362,21 +329,15 @@ class TestPacked:
         return result
 
     @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
-    def test_models_with_equally_many_ranks_share_a_batch_to_train_on(self, puts, ranks, wanted):
+    def test_models_with_equally_many_ranks_share_what_they_train_on_and_pass(self, puts, ranks, wanted):
         experiences, calls = batched([[0, 1, 2], [3, 4]], dict.fromkeys(range(5), 5)), []
         for count in ranks:
             group = group_of(count)
             group.take(experiences)
             calls.append([(list(map(everything, c["experience"])), c["samples"]) for _, c in noted(group)])
         assert len(puts) == wanted and (calls[0] == calls[1]) is (ranks[0] == ranks[1])
-
-    @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
-    def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
-        lengths = dict.fromkeys(range(6), 4)
-        models = [group_of(count, of=of) for of, count in enumerate(ranks)]
-        for of, answers in enumerate(asked(passes_of(lengths, micro=1), *models)):
-            assert_answered(answers, of, lengths)
-        assert len(puts) == wanted
+        asked(passes_of(dict.fromkeys(range(6), 4), micro=1), *map(group_of, ranks))
+        assert len(puts) == 2 * wanted
 
     def test_other_inputs_are_not_shared(self, puts):
         group = group_of(1)
