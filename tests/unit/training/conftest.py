@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,9 @@ def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setattr(proof, "reason_to_differ", lambda args: None)
     numbers = itertools.count()
 
-    def make(
-        *, prompts: int = 16, evaluation: int = 0, engines: int = 1, folder: Path | None = None,
-        kind: type = AdaptedPPOTrainer, **words: Any,
-    ) -> World:  # fmt: skip
-        folder = folder or tmp_path / str(next(numbers))
-        run = World(folder, words, prompts=prompts, evaluation=evaluation, engines=engines)
+    def make(*, folder: Path | None = None, kind: type = AdaptedPPOTrainer, **words: Any) -> World:
+        sizes = {name: words.pop(name) for name in ("prompts", "evaluation", "engines") if name in words}
+        run = World(folder or tmp_path / str(next(numbers)), words, **sizes)
         run.make_trainer(kind)
         return run
 
@@ -60,10 +57,11 @@ def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Call
 
 @pytest.fixture
 def fitted(world: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a world as `world` does, and trains to the end."""
+    """Makes a world as `world` does, and trains to the end. Rewards may be others, and tokens may be spoilt."""
 
-    def make(**words: Any) -> Any:
+    def make(*, reward: Callable[..., Any] | None = None, spoilt: Collection[int] = (), **words: Any) -> Any:
         run = world(**words)
+        run.reward, run.spoilt = reward or run.reward, {*spoilt}
         run.trainer.fit()
         return run
 

@@ -169,27 +169,17 @@ class Engine:
         known = [0.0] * len(before)
         if begun and not begun.is_context:
             known[2:] = prefix.log_probs.tolist()
-        answers = []
+        answers, about = [], {"prompt": prompt, "label": label, "images": images, "truncated": False}
         for sample in range(num_samples):
             drawn = digest(prompt, self.weights, sample, None if seed is None else request_seed(seed, sample))
             count = 1 + drawn % 4
             stopped = budget is not None and count > budget
             tokens = before + [5 + drawn // 7**place % 40 for place in range(budget if stopped else count)]
             reward = None if stopped or self.world.judge else self.world.reward(prompt, self.weights, sample)
-            answers.append(
-                {
-                    "prompt": prompt,
-                    "label": label,
-                    "images": images,
-                    "observation_tokens": tokens,
-                    "action_ranges": [(first, len(tokens))],
-                    "rollout_log_probs": [*known, *self.world.log_probs(tokens, self.weights)[len(before) - 1 :]],
-                    "truncated": False,
-                    "reward": reward,
-                    "scores": reward,
-                    "extra_logs": dict.fromkeys(VERSIONS, self.weights_version) | ({STOPPED: 1} if stopped else {}),
-                }
-            )
+            answer = about | {"observation_tokens": tokens, "action_ranges": [(first, len(tokens))]}
+            answer["rollout_log_probs"] = [*known, *self.world.log_probs(tokens, self.weights)[len(before) - 1 :]]
+            answer["extra_logs"] = dict.fromkeys(VERSIONS, self.weights_version) | ({STOPPED: 1} if stopped else {})
+            answers.append(answer | {"reward": reward, "scores": reward})
         return answers
 
 
@@ -364,14 +354,11 @@ class World:
         events: what else happened, in order: (name, argument).
     """
 
-    def __init__(self, folder: Path, words: dict[str, Any], *, prompts: int, evaluation: int, engines: int) -> None:
-        self.requests: list[SimpleNamespace] = []
-        self.trained: list[tuple[int, list]] = []
-        self.taught: list[tuple[int, list]] = []
-        self.skipped: list[tuple[int, list]] = []
-        self.referred: list[tuple[int, list[int]]] = []
-        self.scored: list[tuple[int, list[int]]] = []
-        self.events: list[tuple[str, Any]] = []
+    def __init__(
+        self, folder: Path, words: dict[str, Any], *, prompts: int = 16, evaluation: int = 0, engines: int = 1
+    ) -> None:
+        self.requests, self.trained, self.taught, self.skipped = [], [], [], []
+        self.referred, self.scored, self.events = [], [], []
         self.updates = {"actor": 0, "critic": 0}
         self.norms = {"actor_grad_norm": 1.0}
         self.reward_failures = [Failures() for _ in range(engines)]
@@ -380,15 +367,11 @@ class World:
         self.checkpoints = folder / "checkpoints"
         self.args = self.arguments(folder, words | ({"eval.dataset": "eval.jsonl"} if evaluation else {}))
         self.engines = [Engine(self, number) for number in range(engines)]
-        critic = bool(self.args.critic.model_name_or_path)
-        self.groups = {
-            model: Group(self, model, getattr(self.args, model).num_gpus_per_node)
-            for model in ("actor", "critic")[: 1 + critic]
-        }
-        with_reference = has_reference(self.args)
-        self.reference = Group(self, "reference", self.args.ref.num_gpus_per_node) if with_reference else None
-        judged = not self.args.reward.remote_url
-        self.judge = Group(self, "reward", self.args.reward.num_gpus_per_node) if judged else None
+        sizes = {name: getattr(self.args, name).num_gpus_per_node for name in ("actor", "critic", "ref", "reward")}
+        models = ("actor", "critic") if self.args.critic.model_name_or_path else ("actor",)
+        self.groups = {model: Group(self, model, sizes[model]) for model in models}
+        self.reference = Group(self, "reference", sizes["ref"]) if has_reference(self.args) else None
+        self.judge = None if self.args.reward.remote_url else Group(self, "reward", sizes["reward"])
         rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
         self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
         self.evaluation = [columns([("data", f"eval {n}", str(n), None)]) for n in range(evaluation)] or None
@@ -397,31 +380,14 @@ class World:
     @staticmethod
     def arguments(folder: Path, words: dict[str, Any]) -> SimpleNamespace:
         flags = {
-            "algorithm": "bapo_grpo",
-            "actor.model_name_or_path": "model",
-            "actor.num_gpus_per_node": 1,
-            "critic.num_gpus_per_node": 1,
-            "ref.num_gpus_per_node": 1,
-            "reward.remote_url": "reward.py",
-            "rollout.batch_size": 4,
-            "rollout.n_samples_per_prompt": 4,
-            "rollout.micro_batch_size": 3,
-            "train.batch_size": 8,
-            "train.micro_batch_size": 2,
-            "train.num_episodes": 2,
-            "train.seed": 7,
-            "vllm.num_engines": 1,
-            "algo.kl.init_coef": 0,
-            "adapt.c1": "1/4",
-            "adapt.c2": "1/4",
-            "adapt.c3": "3/4",
-            "adapt.rollout_delay": 3,
-            "adapt.reevaluate_every": 2,
-            "adapt.buffer_size": 6,
-            "ckpt.path": folder / "checkpoints",
-            "run.dir": folder / "runs",
-            "data.max_len": 64,
-        } | words
+            "algorithm": "bapo_grpo", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py",
+            "actor.num_gpus_per_node": 1, "critic.num_gpus_per_node": 1, "ref.num_gpus_per_node": 1,
+            "rollout.batch_size": 4, "rollout.n_samples_per_prompt": 4, "rollout.micro_batch_size": 3,
+            "train.batch_size": 8, "train.micro_batch_size": 2, "train.num_episodes": 2, "train.seed": 7,
+            "vllm.num_engines": 1, "algo.kl.init_coef": 0, "adapt.c1": "1/4", "adapt.c2": "1/4", "adapt.c3": "3/4",
+            "adapt.rollout_delay": 3, "adapt.reevaluate_every": 2, "adapt.buffer_size": 6, "data.max_len": 64,
+            "ckpt.path": folder / "checkpoints", "run.dir": folder / "runs",
+        } | words  # fmt: skip
         argv = []
         for name, value in flags.items():
             if isinstance(value, (list, tuple)):
@@ -476,17 +442,10 @@ class World:
             patch.setattr(mended_trainer, "leave_to_driver", lambda: None)  # this process is no worker
             patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
             patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))
+            models = self.groups["actor"], self.groups.get("critic"), self.judge, self.reference
+            sizes = {"max_len": 64, "max_new_tokens": 8, "n_samples_per_prompt": self.args.rollout.n_samples_per_prompt}
             self.trainer = kind(
-                "model",
-                SimpleNamespace(args=self.args),
-                self.groups["actor"],
-                self.groups.get("critic"),
-                self.judge,
-                self.reference,
-                [Handle(engine) for engine in self.engines],
-                max_len=64,
-                max_new_tokens=8,
-                n_samples_per_prompt=self.args.rollout.n_samples_per_prompt,
+                "model", SimpleNamespace(args=self.args), *models, [*map(Handle, self.engines)], **sizes
             )
         if self.args.ckpt.load_enable:
             for group in self.groups.values():
@@ -580,17 +539,11 @@ EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None
 def generated_sample(prompt: str, reward: float | None, mask: list[int], *, log_prob: float = -1.0) -> Experience:
     """A generated sample with tokens 100, 101, ..., of which `mask` says which the policy generated."""
     return Experience(
-        sequences=torch.arange(100, 101 + len(mask))[None],
-        action_mask=torch.tensor([mask]),
-        rollout_log_probs=torch.full((1, len(mask)), log_prob),
-        prompts=[prompt],
-        labels=["label"],
-        images=[None],
-        mm_train_inputs=[None],
-        rewards=None if reward is None else torch.tensor([reward]),
-        truncated=torch.tensor([False]),
-        info={},
-    )
+        sequences=torch.arange(100, 101 + len(mask))[None], action_mask=torch.tensor([mask]),
+        rollout_log_probs=torch.full((1, len(mask)), log_prob), prompts=[prompt], labels=["label"], images=[None],
+        mm_train_inputs=[None], rewards=None if reward is None else torch.tensor([reward]),
+        truncated=torch.tensor([False]), info={},
+    )  # fmt: skip
 
 
 def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:

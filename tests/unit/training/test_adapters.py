@@ -47,7 +47,7 @@ def test_loads_what_peft_merges_in_parcels_of_any_size_and_order(models, cuts, o
     loaded = {}
 
     def load(weights):
-        loaded.update({name: tensor.clone() for name, tensor in weights})
+        loaded.update((name, tensor.clone()) for name, tensor in weights)
         return {name for name, _ in weights}
 
     loader = MergingLoader(load, 6 / 2)
@@ -66,9 +66,8 @@ def test_loads_what_peft_merges_in_parcels_of_any_size_and_order(models, cuts, o
 def test_bf16_weights_are_added_in_float32():
     base = torch.full((1, 1), 1.0, dtype=torch.bfloat16)
     a, b = torch.full((2, 1), 2.0**-5, dtype=torch.bfloat16), torch.full((1, 2), 2.0**-4, dtype=torch.bfloat16)
-    names = ("base_layer", "lora_A.default", "lora_B.default")
-    weights = [(f"base_model.model.q.{name}.weight", part) for name, part in zip(names, (base, a, b), strict=True)]
-    seen = {}
+    parts, seen = {"base_layer": base, "lora_A.default": a, "lora_B.default": b}, {}
+    weights = [(f"base_model.model.q.{name}.weight", part) for name, part in parts.items()]
     MergingLoader(lambda weights: seen.update(weights), 2.0)(weights)
     assert seen["q.weight"].dtype == torch.bfloat16 and seen["q.weight"].item() == 1 + 2 * 2 * 2.0**-9
 

@@ -6,22 +6,13 @@ import numpy as np
 import pytest
 import torch
 from fake_stack import by_position
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_experience import MASKS, by_definition, by_sample, made_up, maker, off_policy, whole_group
 
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 
 SIZE = 4
-BATCHES = {
-    "rewards": st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=4 * SIZE, max_size=4 * SIZE),
-    "fresh": st.lists(st.booleans(), min_size=4, max_size=4),
-    "knows": st.floats(0, 1.5),
-    "seed": st.integers(0, 99),
-    "kl": st.sampled_from([0.0, 0.5]),
-    "returns": st.sampled_from(["gae", "vtrace"]),
-    "clip": st.sampled_from([(-10.0, 10.0), (0.2, 0.6)]),
-}  # fmt: skip
 
 
 def choice_of(rewards, fresh, knows, seed, kl, returns, clip, **words):
@@ -36,16 +27,10 @@ def choice_of(rewards, fresh, knows, seed, kl, returns, clip, **words):
         [reward - kl * float(kls[place:].sum()) for place in range(len(kls))]
         for reward, kls in zip(np.clip(rewards, *clip), of_tokens, strict=True)
     ]
-    chosen = set_advantages(
-        samples,
-        [whole_group(sample // SIZE) for sample in range(len(rewards))],
-        experience_maker.args,
-        kl_coefficient=kl,
-        critic_lambd=0.7,
-        log_ratios=off_policy(len(rewards), seed) if returns == "vtrace" else (),
-        fresh=None if fresh is None else np.repeat(fresh, SIZE),
-    )
-    return samples, chosen, follows
+    groups = [whole_group(sample // SIZE) for sample in range(len(rewards))]
+    options = {"log_ratios": off_policy(len(rewards), seed) if returns == "vtrace" else (), "kl_coefficient": kl}
+    options |= {"critic_lambd": 0.7, "fresh": None if fresh is None else np.repeat(fresh, SIZE)}
+    return samples, set_advantages(samples, groups, experience_maker.args, **options), follows
 
 
 def whitened(rows):
@@ -53,8 +38,12 @@ def whitened(rows):
     return [(np.array(row) - every.mean()) / math.sqrt(max(every.var(), 1e-8)) for row in rows]
 
 
-@settings(deadline=None)
-@given(**BATCHES, kind=st.sampled_from(["critic", "batch", "group"]))
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=4 * SIZE, max_size=4 * SIZE),
+    fresh=st.lists(st.booleans(), min_size=4, max_size=4), knows=st.floats(0, 1.5), seed=st.integers(0, 99),
+    kl=st.sampled_from([0.0, 0.5]), returns=st.sampled_from(["gae", "vtrace"]),
+    clip=st.sampled_from([(-10.0, 10.0), (0.2, 0.6)]), kind=st.sampled_from(["critic", "batch", "group"]),
+)  # fmt: skip
 def test_which_baseline_and_what_it_makes(kind, **given):
     rewards, fresh = np.clip(given["rewards"], *given["clip"]), given["fresh"]
     experiences, chosen, follows = choice_of(**given, adapt__critic_baseline=kind)
@@ -64,24 +53,17 @@ def test_which_baseline_and_what_it_makes(kind, **given):
                          if other != sample]) if kind == "group" else np.mean(rewards)
         for sample in range(len(follows))
     }  # fmt: skip
-    left, other, every = (
-        np.array(
-            [number for sample, row in enumerate(follows) if fresh[sample // SIZE] for number in make(sample, row)]
-        )
-        for make in (
-            lambda sample, row: np.array(row) - values[sample],
-            lambda sample, row: np.array(row) - others[sample],
-            lambda _, row: row,
-        )
-    )
+    of_fresh = [(np.array(row), sample) for sample, row in enumerate(follows) if fresh[sample // SIZE]]
+    left = np.array([number for row, sample in of_fresh for number in row - values[sample]])
+    other = np.array([number for row, sample in of_fresh for number in row - others[sample]])
+    every = np.array([number for row, _ in of_fresh for number in row])
     by_critic = kind == "critic" or (bool(len(left)) and left.var() < other.var())
     if kind != "critic" and len(left) and abs(left.var() - other.var()) < 1e-6:
         return  # float32 may say otherwise
     assert chosen["value/critic_is_baseline"] == by_critic
     if len(left) and every.var() > 1e-9:
-        assert chosen["value/explained_variance_fresh"] == pytest.approx(
-            1 - left.var() / every.var(), rel=1e-3, abs=1e-4
-        )
+        explained = pytest.approx(1 - left.var() / every.var(), rel=1e-3, abs=1e-4)
+        assert chosen["value/explained_variance_fresh"] == explained
     plain, nothing, _ = choice_of(**given | {"fresh": None})
     assert nothing == {}
     assert by_sample(experiences, "returns") == by_sample(plain, "returns")  # the critic trains either way
@@ -122,8 +104,7 @@ def test_lambda_by_length(returns, alpha):
 
 def test_a_run_chooses_on_fresh_groups(fitted):
     """With the values of the fake critic, which knows nothing: the advantages of every step are those of the means."""
-    words = {"algorithm": "ba_ppo", "adapt.critic_baseline": "group"}
-    run = fitted(**words)
+    run = fitted(algorithm="ba_ppo", **{"adapt.critic_baseline": "group"})
     for (_, experiences), row in zip(run.trained, run.metrics(), strict=True):
         assert row["value/critic_is_baseline"] == 0 and row["value/explained_variance_fresh"] < 0
         groups = torch.cat([e.rewards for e in experiences]).view(-1, 4)

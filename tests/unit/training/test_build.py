@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -146,6 +147,9 @@ def calls(monkeypatch):
     def workers_of(nodes, gpus, kind, **where):
         return Workers(calls, kind, nodes, gpus, **where)
 
+    def indices(place, number, size):
+        return [number * size, number * size + 1]
+
     processor = SimpleNamespace(from_pretrained=lambda *args, **kwargs: SimpleNamespace(image_token_id=5))
     parts = build.Parts("policy", "critic", None, workers_of, "reference", "reward", Kind(calls, "engine"))
 
@@ -156,21 +160,15 @@ def calls(monkeypatch):
         (ray, "get", lambda refs: (calls("wait", refs), [None] * len(refs) if isinstance(refs, list) else 50)[1]),
         (ray, "wait", lambda refs, **_: (refs, [])),
         (ray, "is_initialized", lambda: True),
-        (train_ppo_ray, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
-        (vllm_engine, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
-        (build, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
+        *((module, "placement_group", partial(Place, calls)) for module in (train_ppo_ray, vllm_engine, build)),
         (train_ppo_ray, "get_strategy", lambda args: strategy),
         (build, "strategy_of", lambda args: strategy),
         (train_ppo_ray, "RayActorGroup", workers_of),
-        (train_ppo_ray, "PolicyModelActor", "policy"),
-        (train_ppo_ray, "CriticModelActor", "critic"),
-        (train_ppo_ray, "ReferenceModelActor", "reference"),
-        (train_ppo_ray, "RewardModelActor", "reward"),
+        *((train_ppo_ray, f"{name.title()}ModelActor", name) for name in ("policy", "critic", "reference", "reward")),
         (vllm_engine, "RolloutRayActor", Kind(calls, "engine")),
         (ppo_trainer, "PPOTrainer", Kind(calls, "trainer")),
         (ppo_trainer_async, "PPOTrainerAsync", Kind(calls, "asynchronous")),
-        (vllm_engine, "get_bundle_indices", lambda place, number, size: [number * size, number * size + 1]),
-        (build, "get_bundle_indices", lambda place, number, size: [number * size, number * size + 1]),
+        *((module, "get_bundle_indices", indices) for module in (vllm_engine, build)),
         (sys.modules["transformers"], "AutoProcessor", processor),  # importing the stack may load it anew
         (build, "AutoProcessor", processor),
         (build, "parts_of", parts_of),
@@ -239,7 +237,7 @@ def test_the_key_of_a_service_is_not_printed(calls, monkeypatch):
     printed, args = [], arguments_of(VARIANTS[0])
     args.logger.wandb.key = "secret"
     monkeypatch.setattr(build, "strategy_of", lambda args: SimpleNamespace(print=printed.append))
-    build.train(args, SimpleNamespace(first=None, listen=lambda: None))
+    train(args)
     assert printed[0].logger.wandb.key == "***" and printed[0].actor == args.actor
     assert args.logger.wandb.key == "secret"
 
@@ -252,9 +250,8 @@ def place(calls, *event):
 def waited_before(calls, model, process, method):
     """Whether a call is answered before a model begins to load."""
     loads = place(calls, "call", model, "async_init_model_from_pretrained")
-    waits = [event[1] for event in calls.events[:loads] if event[0] == "wait"]
-    answered = [ref for refs in waits if isinstance(refs, list) for ref in refs]
-    return any(ref[:3] == ("call", process, method) for ref in answered)
+    waits = [event[1] for event in calls.events[:loads] if event[0] == "wait" and isinstance(event[1], list)]
+    return any(ref[:3] == ("call", process, method) for refs in waits for ref in refs)
 
 
 @pytest.mark.parametrize(
@@ -272,30 +269,24 @@ def test_all_processes_are_there_before_anyone_waits_for_an_engine(calls):
     assert all(place(calls, name) < asleep for name in ("engine", "policy", "reference", "critic", "trainer"))
 
 
-@pytest.mark.parametrize(
-    ("variant", "waits"),
-    [
-        (PPO, False),
-        (f"{PPO} train.colocate_actor_ref", False),
-        (f"{PPO} train.colocate_all", True),
-        (f"{PPO} train.colocate_critic_reward reward.remote_url= reward.model_name_or_path=rewards", True),
-    ],
-)
-def test_a_critic_waits_for_the_models_that_share_its_gpus(calls, variant, waits):
-    of_run(calls, train, variant)
+@pytest.mark.parametrize(("words", "waits"), [
+    ("", False),
+    ("train.colocate_actor_ref", False),
+    ("train.colocate_all", True),
+    ("train.colocate_critic_reward reward.remote_url= reward.model_name_or_path=rewards", True),
+])  # fmt: skip
+def test_a_critic_waits_for_the_models_that_share_its_gpus(calls, words, waits):
+    of_run(calls, train, f"{PPO} {words}")
     assert waited_before(calls, "critic", "policy", "async_init_model_from_pretrained") is waits
     assert not waited_before(calls, "critic", "trainer 0", "fit")
 
 
-@pytest.mark.parametrize(
-    ("variant", "wanted"),
-    [
-        ("", True),
-        ("algo.kl.init_coef=0", False),
-        ("adapt.kl_target=behaviour", False),
-        ("algorithm=grpo adapt.kl_target=behaviour", True),  # batch adaptation is off, and with it its flags
-    ],
-)
+@pytest.mark.parametrize(("variant", "wanted"), [
+    ("", True),
+    ("algo.kl.init_coef=0", False),
+    ("adapt.kl_target=behaviour", False),
+    ("algorithm=grpo adapt.kl_target=behaviour", True),  # batch adaptation is off, and with it its flags
+])  # fmt: skip
 def test_a_kl_penalty_to_the_behaviour_policy_has_no_reference_model(calls, variant, wanted):
     processes, _ = of_run(calls, train, f"algorithm=bapo_grpo {variant}")
     (asked,) = [event for event in processes if event[0] == "trainer"]
@@ -335,9 +326,7 @@ def test_classes_of_a_run(ahead):
     ("variant", "log_probs", "faster"),
     [("", {}, False), ("run.faster=requests", {}, True), ("algorithm=bapo_grpo", PROCESSED, True)],
 )
-def test_engines_return_log_probs_of_the_sampling_distribution_and_are_told_what_to_do_faster(
-    variant, log_probs, faster
-):
+def test_engines_return_log_probs_of_the_sampling_distribution_and_may_be_faster(variant, log_probs, faster):
     settings = build.settings_of_engines(arguments_of(variant))
     assert {name: settings[name] for name in PROCESSED if name in settings} == log_probs
     assert settings["faster"] is faster

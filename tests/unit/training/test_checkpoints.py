@@ -16,7 +16,7 @@ from bapo_openrlhf.training.trainer import checkpoints
 
 
 def watch_store(run: World) -> None:
-    """Note what is asked of the store of checkpoints and when the state is written, among the other events."""
+    """Note what is asked of the store of checkpoints, among the other events."""
     store = run.trainer.checkpoints.store
     for name in ("begin", "complete", "abandon", "forget_rotated"):
         method = getattr(store, name)
@@ -81,14 +81,11 @@ class TestSaving:
         store = CheckpointStore(run.checkpoints, critic=algorithm == "ba_ppo")
         assert store.newest_whole(pytest.fail) == "global_step4" and store.tags() == ["global_step4", "global_step2"]
 
-    @pytest.mark.parametrize(
-        ("changed", "events"),
-        [
-            ({"ckpt.save_steps": -1}, []),
-            # what OpenRLHF saves without DeepSpeed's is no checkpoint
-            ({"ckpt.save_steps": 1, "ckpt.disable_ds": True}, [("save actor", f"global_step{n}") for n in (1, 2)]),
-        ],
-    )
+    @pytest.mark.parametrize(("changed", "events"), [
+        ({"ckpt.save_steps": -1}, []),
+        # what OpenRLHF saves without DeepSpeed's is no checkpoint
+        ({"ckpt.save_steps": 1, "ckpt.disable_ds": True}, [("save actor", f"global_step{n}") for n in (1, 2)]),
+    ])  # fmt: skip
     def test_never(self, world, saving, changed, events):
         run = world(prompts=8, **changed, **{"train.num_episodes": 1})
         assert saving(run) == events and not run.checkpoints.exists()
@@ -131,8 +128,7 @@ class TestSaving:
         saving(run)
         (row,) = read_evaluations(run.record)
         assert (row["eval_failed"], row["eval_num_samples"]) == (1, 3 * 4)
-        (warning,) = read_warnings(run.record)
-        assert "1 of 4 groups of the evaluation" in warning["text"]
+        assert "1 of 4 groups of the evaluation" in read_warnings(run.record)[0]["text"]
         run = world(prompts=4, evaluation=4, **UNSAVED)
         run.reward = lambda prompt, weights, sample: None if prompt in ("eval 0", "eval 1", "eval 2") else 1.0
         with pytest.raises(RuntimeError, match=r"3 of 4 groups of the evaluation .*adapt.max_failed_share"):
@@ -153,19 +149,6 @@ class TestSaving:
         assert run.events == [("begin", "global_step3"), ("abandon", "global_step3")]
         assert not list(run.checkpoints.glob("*/global_step3"))
 
-    @pytest.mark.parametrize("name", ["begin", "complete", "forget_rotated"])
-    def test_an_error_names_the_checkpoint(self, world, monkeypatch, name):
-        run = world(**{"ckpt.save_steps": 3})
-
-        def fails(*_: Any) -> None:
-            raise OSError(28, "No space left on device", "file")
-
-        monkeypatch.setattr(run.trainer.checkpoints.store, name, fails)
-        with pytest.raises(RuntimeError, match=r"step 3, saving checkpoint global_step3: OSError: .*No space"):
-            run.trainer.fit()
-        store = CheckpointStore(run.checkpoints, critic=False)
-        assert (store.newest_whole(lambda _: None) == "global_step3") is (name == "forget_rotated")
-
 
 REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
 
@@ -176,7 +159,7 @@ def resumed(
     """The world of a run that goes on from `tag`, up to its trainer. `change` may change the checkpoints before."""
     copied(run, folder, tag)
     change(folder / "checkpoints")
-    sizes = {"prompts": len(run.data().dataset), "evaluation": len(run.evaluation or []), "engines": 1}
+    sizes = {"prompts": len(run.data().dataset), "evaluation": len(run.evaluation or [])}
     again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
     again.reward = run.reward
     assert again.choose_start() == tag
@@ -282,15 +265,12 @@ class TestResume:
             assert again.trainer.best_eval_metric_value == value
             assert ("best_global_step3" in again.trainer.checkpoints.store.tags()) is (value < 1)
 
-    @pytest.mark.parametrize(
-        ("changed", "best"),
-        [
-            ({}, False),
-            ({"ckpt.best_metric_key": "none"}, False),
-            ({"ckpt.best_metric_key": "eval_data_response_length_mean"}, True),
-            ({"eval.temperature": 0.9}, True),
-        ],
-    )
+    @pytest.mark.parametrize(("changed", "best"), [
+        ({}, False),
+        ({"ckpt.best_metric_key": "none"}, False),
+        ({"ckpt.best_metric_key": "eval_data_response_length_mean"}, True),
+        ({"eval.temperature": 0.9}, True),
+    ])  # fmt: skip
     def test_another_evaluation_begins_without_a_best_one(self, world, tmp_path, changed, best):
         """The best one of the checkpoint counts for the same number of the same evaluation only."""
         words, right = EVALUATED | REPEATABLE, (3, 3, 2, 4)
@@ -319,14 +299,11 @@ class TestResume:
         more = continued(run, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
         assert [row["step"] for row in more.metrics()] == [1, 2, 3, 4, 5, 6]
 
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            {"adapt.rollout_delay": 7},
-            {"adapt.reevaluate_every": 0, "adapt.rollout_delay": 2},
-            {"adapt.buffer_size": 1, "adapt.c3": "1/2", "adapt.max_shift_fresh": 0.5},
-        ],
-    )
+    @pytest.mark.parametrize("changed", [
+        {"adapt.rollout_delay": 7},
+        {"adapt.reevaluate_every": 0, "adapt.rollout_delay": 2},
+        {"adapt.buffer_size": 1, "adapt.c3": "1/2", "adapt.max_shift_fresh": 0.5},
+    ])  # fmt: skip
     def test_what_may_change(self, fitted, tmp_path, changed):
         run = fitted(**REPEATABLE)
         for step in (1, 5):
@@ -358,14 +335,11 @@ class TestResume:
 
 
 class TestState:
-    @pytest.mark.parametrize(
-        ("changed", "text"),
-        [
-            ({"version": 12}, "format 12"),
-            ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8"),
-            ({"method": {"method": "other", "version": 1}}, "'other'.*'bapo'"),
-        ],
-    )
+    @pytest.mark.parametrize(("changed", "text"), [
+        ({"version": 12}, "format 12"),
+        ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8"),
+        ({"method": {"method": "other", "version": 1}}, "'other'.*'bapo'"),
+    ])  # fmt: skip
     def test_of_something_else_is_refused(self, world, changed, text):
         run = world()
         state = run.trainer.checkpoints.state_dict() | {"step": 3, "generated": 12} | changed
@@ -385,11 +359,8 @@ class TestState:
         run.trainer.checkpoints.load_state_dict(state)
         return [worker.rng.tolist() for worker in ranks.workers]
 
-    @pytest.mark.parametrize("now", [3, 2])
-    def test_ranks_keep_their_generators(self, world, now):
-        assert self.generators(world, 3, now) == [[0, 7], [1, 7], [2, 7]][:now]
-
-    def test_new_ranks_are_seeded_by_rank_and_step(self, world):
+    def test_ranks_keep_their_generators_and_new_ones_are_seeded_by_rank_and_step(self, world):
+        assert [self.generators(world, 3, now) for now in (3, 2)] == [[[0, 7], [1, 7], [2, 7]], [[0, 7], [1, 7]]]
         first = self.generators(world, 1, 3)
         assert first[0] == [0, 7]
         assert self.generators(world, 1, 4)[:3] == first == self.generators(world, 1, 3)

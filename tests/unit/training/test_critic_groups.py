@@ -5,13 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fake_stack import digest, responses_to, rows_of, trained
+from fake_stack import SOURCES, World, digest, responses_to, rows_of, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_experience import by_definition
 
 GENERATED = {"algorithm": "ba_ppo", "adapt.critic_groups": "generated", "adapt.max_failed_share": 1}
-BATCH = GENERATED | {"adapt.critic_groups": "batch"}
 
 
 def samples_of(experiences):
@@ -45,31 +44,27 @@ def test_the_critic_trains_once_on_all_that_a_random_step_generated(
 ):
     """With what is replayed. Of a step whose groups are finite and have rewards, nothing else is left out."""
     words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "adapt.batch_size": capacity,
-             "adapt.filter": scheme, "train.seed": seed, "adapt.max_shift_fresh": limit,
-             "adapt.critic_epochs": epochs,
+             "adapt.filter": scheme, "train.seed": seed, "adapt.max_shift_fresh": limit, "adapt.critic_epochs": epochs,
              "actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1],
              "train.batch_size": 12, "train.micro_batch_size": 1}  # fmt: skip
     run = world(**GENERATED | words)
-    reward = run.reward
-    run.reward = lambda prompt, *about: None if digest(prompt, seed) % 8 < broken else reward(prompt, *about)
+    run.reward = lambda prompt, *about: None if digest(prompt, seed) % 8 < broken else World.reward(run, prompt, *about)
     run.trainer.fit()
     batches, taught = dict(run.trained), dict(run.taught)  # of a step, the last one that was sent counts
     for step, row in enumerate(run.metrics()):
         assert row["groups/nonfinite"] == 0
         wanted = generated_in(run, step)
-        actor = samples_of(batches.get(step, []))
-        replayed = sum(row[f"groups/{source}"] for source in ("fresh", "reevaluated")) * 4
-        critic = samples_of(taught.get(step, []))
+        actor, critic = (samples_of(given.get(step, [])) for given in (batches, taught))
         assert critic.total() == wanted.total() + 4 * row["groups/replayed"]
         assert not wanted - critic and not actor - critic  # all of both, and nothing twice
-        assert replayed + 4 * row["groups/replayed"] == actor.total()
+        assert actor.total() == 4 * sum(row[f"groups/{source}"] for source in SOURCES)
         assert row["tokens/critic"] == epochs * sum((len(tokens) - 2) * count for tokens, count in critic.items())
     assert run.updates["critic"] == sum(bool(row["tokens/critic"]) for row in run.metrics())
 
 
 def test_the_actors_batch_does_not_change(fitted):
     """The values of the fake critic depend only on the number of its updates."""
-    run, plain = fitted(**GENERATED), fitted(**BATCH)
+    run, plain = (fitted(**GENERATED | {"adapt.critic_groups": groups}) for groups in ("generated", "batch"))
     assert all(row["groups/fresh"] + row["groups/replayed"] for row in run.metrics())
     assert sum(row["groups/filtered"] for row in run.metrics())
     assert trained(run, 0) == trained(plain, 0)
@@ -77,12 +72,9 @@ def test_the_actors_batch_does_not_change(fitted):
     assert theirs == [row["tokens/trained"] for row in plain.metrics()] and sum(ours) > sum(theirs)
 
 
-def test_a_group_that_is_not_finite_is_left_out(world):
+def test_a_group_that_is_not_finite_is_left_out(fitted):
     """Also one of the dropped groups, if the actor passes them."""
-    words = {"algo.kl.init_coef": 0.02, "rollout.batch_size": 8}
-    run = world(**GENERATED | words)
-    run.spoilt = {5, 6, 7}
-    run.trainer.fit()
+    run = fitted(**GENERATED, **{"algo.kl.init_coef": 0.02, "rollout.batch_size": 8}, spoilt={5, 6, 7})
     left_out = 0
     for (step, experiences), row in zip(run.taught, run.metrics(), strict=False):
         left_out += row["groups/nonfinite"]
@@ -144,11 +136,9 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
     assert bool(compared) == bool(coefficient and adapt.kl_target == "reference")
 
 
-def test_an_empty_batch_trains_only_the_critic(world):
+def test_an_empty_batch_trains_only_the_critic(fitted):
     """Every group is all right: there is nothing for the actor, and its weights stay."""
-    run = world(**GENERATED)
-    run.reward = lambda *_: 1.0
-    run.trainer.fit()
+    run = fitted(**GENERATED, reward=lambda *_: 1.0)
     assert run.updates == {"actor": 0, "critic": 8} and not run.trained
     assert run.trainer.state.step == 8 and run.trainer.state.weights_since == 0
     for row in run.metrics():
@@ -159,9 +149,7 @@ def test_an_empty_batch_trains_only_the_critic(world):
 def test_explained_variance_of_all_groups_by_numpy(fitted):
     run = fitted(**GENERATED)
     for (_, experiences), row in zip(run.taught, run.metrics(), strict=True):
-        values, returns = (
-            np.concatenate(numbers)
-            for numbers in list(zip(*rows_of(experiences, "values", "returns"), strict=True))[2:]
-        )
+        rows = rows_of(experiences, "values", "returns")
+        values, returns = (np.concatenate([row[place] for row in rows]) for place in (2, 3))
         wanted = 1 - (returns - values).var() / returns.var()
         assert row["value/explained_variance_generated"] == pytest.approx(wanted, rel=1e-5)

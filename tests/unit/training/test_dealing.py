@@ -5,7 +5,7 @@ import gc
 import math
 import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -44,21 +44,14 @@ def sample(number: int, length: int | None = None) -> Experience:
     step = {name: torch.from_numpy(rng.normal(size=(1, length - 1))).float() for name in STEP}
     return Experience(
         sequences=torch.tensor([[1000 + number, *rng.integers(10, 99, length - 1).tolist()]]),
-        attention_mask=torch.ones((1, length), dtype=torch.long),
-        action_mask=mask,
-        **step,
-        rewards=torch.tensor([float(rng.normal())]),
-        scores=torch.tensor([float(number)]),
-        response_length=torch.tensor([length - prompt]),
-        truncated=torch.tensor([number % 3 == 0]),
-        total_length=torch.tensor([float(length)]),
-        index=[number],
-        prompts=[f"prompt {number}"],
-        labels=[number],
+        attention_mask=torch.ones((1, length), dtype=torch.long), action_mask=mask, **step,
+        rewards=torch.tensor([float(rng.normal())]), scores=torch.tensor([float(number)]),
+        response_length=torch.tensor([length - prompt]), truncated=torch.tensor([number % 3 == 0]),
+        total_length=torch.tensor([float(length)]), index=[number], prompts=[f"prompt {number}"], labels=[number],
         images=[[f"{number}.png"] if number % 2 else None],
         mm_train_inputs=[{"pixel_values": torch.full((2, 3), float(number))} if number % 2 else None],
         info={"reward": torch.tensor([0.5 + number]), "kl": torch.tensor([0.25]), "turns": torch.tensor([number])},
-    )
+    )  # fmt: skip
 
 
 def plain(value: Any) -> Any:
@@ -92,9 +85,6 @@ def dealt(lengths: dict[int, int], ranks: int) -> list[list[int]]:
     for place, number in enumerate(by_length):
         shares[place % ranks].append(number)
     return shares
-
-
-# --- fillers ----------------------------------------------------------------------------------------------------------
 
 
 class TestFiller:
@@ -202,20 +192,11 @@ def appended(
     return [{name: value for name, (value,) in inputs.items()} for _, inputs in calls]
 
 
-def skips(item: Any) -> bool:
-    return isinstance(item, Skipped)
-
-
 def buffer_of(call: dict[str, Any]) -> WholeBatchReplayBuffer:
     """The buffer of a process after its `take`."""
     buffer = WholeBatchReplayBuffer(1)
     buffer.take(call["experience"], call["filler"], call["samples"], call["skipped"])
     return buffer
-
-
-def on_its_own(number: int, length: int) -> dict[str, Any]:
-    """A sample that was never padded, batched or dealt."""
-    return everything(split_experience_batch(sample(number, length))[0])
 
 
 def batched(parts: Iterable[list[int]], lengths: dict[int, int]) -> list[Experience]:
@@ -251,13 +232,16 @@ class TestTake:
         for call in appended(experiences, ranks, copies, skipped):
             assert list(call) == ["experience", "filler", "samples", "skipped"]
             buffer = buffer_of(call)
-            shares.append([item.tokens - 100 if skips(item) else number_of(item) for item in buffer.items])
-            assert (call["experience"] is None) is (not {*shares[-1]} - gone)
-            for item, number in zip(buffer.items, shares[-1], strict=True):
-                if skips(item):
+            skips = [isinstance(item, Skipped) for item in buffer.items]
+            shares.append(
+                [x.tokens - 100 if skip else number_of(x) for x, skip in zip(buffer.items, skips, strict=True)]
+            )
+            assert (call["experience"] is None) is all(skips)
+            for item, skip, number in zip(buffer.items, skips, shares[-1], strict=True):
+                if skip:
                     assert item.total_length == lengths[number]
-                else:
-                    assert everything(item) == on_its_own(number, lengths[number])
+                else:  # as if it had never been padded, batched or dealt
+                    assert everything(item) == everything(split_experience_batch(sample(number, lengths[number]))[0])
             assert list(map(number_of, buffer.passed)) == [number for number in shares[-1] if number not in gone]
             # the filler is like a sample of the fewest tokens, and is not among the others
             assert not buffer.filler.action_mask.any() and buffer.filler.attention_mask.all()
@@ -270,9 +254,8 @@ class TestTake:
     def test_skipped_samples_are_of_one_batch(self):
         group = group_of(1)
         group.skipped = [Skipped(1, 5, 2)]
-        batches = [batched([[0, 1]], {0: 3, 1: 5}) for _ in range(2)]
-        for experiences in batches:
-            group.take(experiences)
+        for _ in range(2):
+            group.take(batched([[0, 1]], {0: 3, 1: 5}))
         assert [len(call["skipped"][0]) for _, call in noted(group)] == [1, 0]
 
     @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -308,11 +291,9 @@ class TestPacked:
     def test_a_share_arrives_as_it_was(self, batch):
         """Tokens and masks arrive as int64, whatever they were. Nothing else changes its type."""
         share = make_experience_batch([split_experience_batch(sample(number))[0] for number in range(batch)])
-        narrow = copy.copy(share)
-        narrow.sequences, narrow.action_mask = share.sequences.int(), share.action_mask.bool()
-        narrow.attention_mask = share.attention_mask.bool()
-        narrow.values = share.values.bfloat16()  # numpy has no such type
-        share.values = narrow.values
+        share.values = share.values.bfloat16()  # numpy has no such type
+        masks = {name: getattr(share, name).bool() for name in ("action_mask", "attention_mask")}
+        narrow = replace(share, sequences=share.sequences.int(), **masks)
         sent = packed({"experience": [narrow], "samples": [7]})
         arrived = unpacked(pickle.loads(pickle.dumps(sent)))
         assert arrived["samples"] == [7]
@@ -353,11 +334,10 @@ class TestPacked:
         group = group_of(2)
         experiences = batched([[0, 1], [2]], dict.fromkeys(range(3), 5))
         group.take(experiences)
-        sequences = [experience.sequences for experience in experiences]
-        group.async_run_method_batch(method_name="forward", sequences=sequences)
+        group.async_run_method_batch(method_name="forward", sequences=[one.sequences for one in experiences])
         assert len(DealtActorGroup._sent) == 3
         puts.clear()
-        del experiences, sequences
+        del experiences
         gc.collect()
         assert not DealtActorGroup._sent
 
@@ -400,19 +380,18 @@ def assert_answered(answers: dict[int, torch.Tensor], of: int, lengths: dict[int
         assert torch.equal(row, model_answers(sample(number, lengths[number]).sequences, of)[0])
 
 
-PASSES = {
-    "lengths": st.lists(st.integers(2, 9), min_size=1, max_size=24).map(lambda each: dict(enumerate(each))),
-    "ranks": st.tuples(st.integers(1, 4), st.integers(1, 4)),  # of actor and critic
-    "tensor": st.sampled_from([1, 2]),  # size of a tensor-parallel group
-}
-
-
 class TestForwardPasses:
-    @given(**PASSES, tokens=st.integers(9, 40))
+    @pytest.mark.parametrize("by_tokens", [True, False])
+    @given(
+        lengths=st.lists(st.integers(2, 9), min_size=1, max_size=24).map(lambda each: dict(enumerate(each))),
+        ranks=st.tuples(st.integers(1, 4), st.integers(1, 4)), tensor=st.sampled_from([1, 2]),
+        micro=st.integers(1, 6), tokens=st.integers(9, 40),
+    )  # fmt: skip
     @SLOW
-    def test_by_tokens(self, lengths, ranks, tensor, tokens):
+    def test_each_sample_passes_once(self, by_tokens, lengths, ranks, tensor, micro, tokens):
+        """Actor and critic have `ranks`, and a tensor-parallel group has `tensor` processes."""
         models = [group_of(count, tensor, of=of) for of, count in enumerate(ranks)]
-        heard = asked(passes_of(lengths, tokens=tokens, tensor=tensor), *models)
+        heard = asked(passes_of(lengths, micro=micro, tokens=tokens if by_tokens else None, tensor=tensor), *models)
         for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
             assert_answered(answers, of, lengths)
             of_ranks = calls_of(group)
@@ -420,24 +399,15 @@ class TestForwardPasses:
             assert any(calls[-1]["action_mask"].any() for calls in of_ranks)
             for share, calls in zip(dealt(lengths, ranks[of]), of_ranks, strict=True):
                 filled = [bool(call["action_mask"].any()) for call in calls]
-                loads = [numbers_of(call["sequences"]) for call in calls[: sum(filled)]]
-                assert filled == sorted(filled, reverse=True) and sorted(chain(*loads)) == sorted(share)
-                assert all(sum(lengths[number] for number in load) <= tokens * tensor for load in loads)
-
-    @given(**PASSES, micro=st.integers(1, 6))
-    @SLOW
-    def test_by_samples(self, lengths, ranks, tensor, micro):
-        models = [group_of(count, tensor, of=of) for of, count in enumerate(ranks)]
-        heard = asked(passes_of(lengths, micro=micro, tensor=tensor), *models)
-        for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
-            assert_answered(answers, of, lengths)
-            shares = dealt(lengths, ranks[of])
-            longest = math.ceil(max(map(len, shares)) / micro)
-            for share, calls in zip(shares, calls_of(group), strict=True):
-                wanted = [share[at : at + micro] for at in range(0, len(share), micro)]
                 loads = [numbers_of(call["sequences"]) for call in calls]
-                assert len(loads) == longest and loads[: len(wanted)] == wanted
-                assert all(call["sequences"].shape == (1, min(lengths.values())) for call in calls[len(wanted) :])
+                filler_calls, wanted = calls[sum(filled) :], loads[: sum(filled)]
+                assert filled == sorted(filled, reverse=True)
+                if by_tokens:
+                    assert sorted(chain(*wanted)) == sorted(share)
+                    assert all(sum(lengths[number] for number in load) <= tokens * tensor for load in wanted)
+                else:
+                    assert wanted == [share[at : at + micro] for at in range(0, len(share), micro)]
+                assert all(call["sequences"].shape == (1, min(lengths.values())) for call in filler_calls)
                 for load, call in zip(loads, calls, strict=True):
                     assert ("mm_train_inputs_list" in call) == any(number % 2 for number in lengths)
                     pixels = call.get("mm_train_inputs_list", [None] * len(load))

@@ -1,18 +1,10 @@
-"""Demonstrations as samples, and the loss of a micro-batch that has some, against LUFFY's objective written out."""
+"""Demonstrations as samples. `test_updates.py` has their loss."""
 
-import math
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
 import torch
 from datasets import Dataset
-from openrlhf.models.loss import PolicyLoss
-from openrlhf.trainer.ppo_utils.experience import (
-    Experience,
-    make_experience_batch,
-    split_experience_batch,
-)
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from test_demonstrations_in_runs import Letters
 
 from bapo_openrlhf.adapt.batch import Demonstration
@@ -20,7 +12,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer import demonstrations
 from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of
 from bapo_openrlhf.training.wire.packing import demonstration_tokens, is_demonstration
-from bapo_openrlhf.training.worker.loss_parts import demonstration_loss, without_demonstrations
+from bapo_openrlhf.training.worker.loss_parts import without_demonstrations
 
 
 def solutions(*pairs, max_new=4, max_len=8, tokenizer=None) -> Solutions:
@@ -94,43 +86,3 @@ def test_row_n_of_the_data_is_prompt_n(monkeypatch):
     known = Solutions.of(args, None, SimpleNamespace(prompts=["a", "b"], labels=["1", "2"]), Letters())
     assert [len(known[Prompt(text, label).id]) for text, label in (("a", "1"), ("b", "2"))] == [3, 2]
     assert len(known) == 2
-
-
-@pytest.mark.parametrize("cross_entropy", [False, True])
-def test_the_objective_of_a_mixed_micro_batch(cross_entropy):
-    """1/Z (sum over own tokens of the clipped surrogate + sum over the solution's tokens of f(p) A), Z tokens of both.
-
-    Values and gradients. With cross-entropy, log p takes the place of f(p) A, and all tokens count alike, also if the
-    run's loss counts samples alike.
-    """
-    generator = torch.Generator().manual_seed(5)
-    old = -2 * torch.rand(2, 4, generator=generator, dtype=torch.double)
-    log_probs = (old + 0.6 * torch.randn(2, 4, generator=generator, dtype=torch.double)).clamp(max=-0.01)
-    log_probs.requires_grad_()
-    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]])
-    behaviour = torch.zeros(2, 4, dtype=torch.double)
-    behaviour[1, :2] = math.nan  # the second sample is a demonstration
-    advantages = torch.tensor([[-1.0] * 4, [1.7] * 4], dtype=torch.double)
-    batch = Experience(
-        sequences=torch.zeros(2, 5), action_mask=mask, action_log_probs=old, advantages=advantages,
-        rollout_log_probs=behaviour, index=[0, 1],
-    )  # fmt: skip
-    normalisers = {"dp_size": 1, "batch_num_tokens": 5.0, "global_batch_size": 2.0}
-    own = without_demonstrations(batch)
-    loss = (
-        demonstration_loss(log_probs, batch, normalisers, token_level=not cross_entropy, cross_entropy=cross_entropy)
-        + PolicyLoss(0.2, 0.2)(log_probs, old, advantages, action_mask=own.action_mask, **normalisers)[0]
-    )
-    loss.backward()
-
-    total, gradient = 0.0, np.zeros((2, 4))
-    p, q = log_probs.detach().exp().numpy(), old.exp().numpy()
-    for t in (1, 2, 3):  # A = -1: the clip is active below 0.8
-        ratio = p[0, t] / q[0, t]
-        total += max(ratio, 0.8)
-        gradient[0, t] = ratio * (ratio > 0.8)
-    for t in (0, 1):
-        total -= log_probs[1, t].item() if cross_entropy else 1.7 * p[1, t] / (p[1, t] + 0.1)
-        gradient[1, t] = -1.0 if cross_entropy else -1.7 * 0.1 * p[1, t] / (p[1, t] + 0.1) ** 2
-    assert loss.item() == pytest.approx(total / 5, rel=1e-12)
-    np.testing.assert_allclose(log_probs.grad.numpy(), gradient / 5, rtol=1e-10, atol=1e-15)

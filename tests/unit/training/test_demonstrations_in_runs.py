@@ -24,7 +24,7 @@ class Letters:
 
 
 @pytest.fixture
-def taught(world, monkeypatch):
+def taught(fitted, monkeypatch):
     """`taught(method, ...)`: a run with a worked solution for each prompt but the first."""
 
     def of(args, strategy, dataset, tokenizer):
@@ -35,10 +35,8 @@ def taught(world, monkeypatch):
     monkeypatch.setattr(Solutions, "of", of)
 
     def run(method, *, hard=False, **words):
-        made = world(**{"adapt.method": method, "adapt.rollout_delay": 1, "adapt.reevaluate_every": 1} | words)
-        if hard:
-            made.reward = lambda *_: 0.0
-        made.trainer.fit()
+        words = {"adapt.method": method, "adapt.rollout_delay": 1, "adapt.reevaluate_every": 1} | words
+        made = fitted(reward=(lambda *_: 0.0) if hard else None, **words)
         for row in made.metrics():
             assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES)
         return made
@@ -79,9 +77,8 @@ def test_luffy_trains_on_mixed_groups(taught):
 
 
 def test_a_batch_of_demonstrations_alone_is_trained_on(taught):
-    run = taught(
-        "bapo_demonstrations", hard=True, **{"adapt.options": "failures=1", "adapt.max_reevaluated_prompts": 3}
-    )
+    words = {"adapt.options": "failures=1", "adapt.max_reevaluated_prompts": 3}
+    run = taught("bapo_demonstrations", hard=True, **words)
     first, *others = run.metrics()
     assert first["skipped_update"] == 1 and first["demonstrations/trained"] == 0
     seconds = {"timing/make_experience", "timing/ppo_train"}  # of steps with an update
@@ -93,9 +90,8 @@ def test_a_batch_of_demonstrations_alone_is_trained_on(taught):
         assert row["step"] == step + 1 and responses == [] and "skipped_update" not in row
         assert len(shown) == row["groups/demonstration"] == row["demonstrations/trained"] in (2, 3)
         wanted = (1 - 1 / 5) / math.sqrt(4 / 25 + 1e-6)  # four wrong responses, and itself
-        assert all(
-            e.advantages[e.action_mask].tolist() == pytest.approx([wanted] * int(e.action_mask.sum())) for e in shown
-        )
+        for e in shown:
+            assert e.advantages[e.action_mask].tolist() == pytest.approx([wanted] * int(e.action_mask.sum()))
 
 
 def test_more_demonstrations_than_places_end_the_run(taught, monkeypatch):
@@ -125,6 +121,5 @@ def test_relift_fine_tunes_after_the_update_and_before_the_sync(taught):
 
 def test_fine_tuning_needs_no_batch(taught):
     run = taught("relift", hard=True, **{"adapt.options": "finetune_batch=5"})
-    rows = run.metrics()
-    tuned = run.noted("fine-tune")
-    assert tuned and [bool(row.get("skipped_update")) for row in rows] == [step not in tuned for step in range(8)]
+    tuned, skipped = run.noted("fine-tune"), [bool(row.get("skipped_update")) for row in run.metrics()]
+    assert tuned and skipped == [step not in tuned for step in range(8)]

@@ -13,6 +13,8 @@ from test_reward_pool import exists
 from bapo_openrlhf.training.engine.engine_core import ENGINE
 from bapo_openrlhf.training.wire.signals import NUMBERS
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+
 # A rollout engine that starts one process which has vLLM's plugin called, and one grandchild, then waits.
 PARENT = """
 import os, subprocess, sys, time
@@ -32,15 +34,11 @@ time.sleep(600)
 
 @pytest.mark.parametrize(("engine", "ends"), [("str(os.getpid())", True), ('"1"', False), ('""', False)])
 def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(name=ENGINE, engine=engine)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
-    )
+    command = [sys.executable, "-c", PARENT.format(name=ENGINE, engine=engine)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     child = int(parent.stdout.readline())
     assert exists(child)
-    parent.send_signal(signal.SIGKILL)
+    parent.kill()
     parent.wait()
     try:
         deadline = time.monotonic() + (60 if ends else 1)
@@ -80,7 +78,7 @@ def test_a_signal_to_the_group_ends_no_process_of_an_engine(number, shielded):
     parent = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(**parts)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        env=ENVIRONMENT,
     )  # fmt: skip
     assert parent.stdout.readline() == "ready\n"
     os.killpg(parent.pid, number)
@@ -113,20 +111,16 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "status", "says"),
-    [
-        # vLLM's process dies while a call waits for its answer
-        ("", "stop(); threading.Event().wait()", 1, "the rollout engine ends, because vLLM's process died\n"),
-        # the engine exits, and stops vLLM's process, as vLLM does it
-        ("atexit.register(stop)", "", 0, ""),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "status", "says"), [
+    # vLLM's process dies while a call waits for its answer
+    ("", "stop(); threading.Event().wait()", 1, "the rollout engine ends, because vLLM's process died\n"),
+    # the engine exits, and stops vLLM's process, as vLLM does it
+    ("atexit.register(stop)", "", 0, ""),
+])  # fmt: skip
 def test_an_engine_ends_with_vllms_process_and_says_so(before, after, status, says):
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", ENGINE_OF.format(before=before, after=after)]
-    with subprocess.Popen(command, **pipes, text=True, env=environment) as engine:
+    with subprocess.Popen(command, **pipes, text=True, env=ENVIRONMENT) as engine:
         try:
             assert engine.stdout.readline() == "is there\n"
             with pytest.raises(subprocess.TimeoutExpired):

@@ -32,10 +32,9 @@ class OwnExecutor(AgentExecutorBase):
     async def execute(self, *args, **kwargs): ...
 
 
-def ask(executor, *, faster=True, **sampling):
+def ask(executor, *, faster=True, pads=None, **sampling):
     engine = object.__new__(RolloutEngine)
-    engine.executor, engine.faster = executor, faster
-    engine._mm_pad_token_ids, engine.llm = None, Llm()
+    engine.executor, engine.faster, engine._mm_pad_token_ids, engine.llm = executor, faster, pads, Llm()
     given = {"logprobs": 1, "seed": 5, "max_tokens": 7} | sampling
     params = SamplingParams(**given)
     assert asyncio.run(engine.generate([1, 2, 3], params)) == "the last"
@@ -49,11 +48,7 @@ def ask(executor, *, faster=True, **sampling):
 @pytest.mark.parametrize("faster", [True, False])
 @pytest.mark.parametrize("pads", [None, set(), {7, 8}])
 def test_no_response_has_a_part_of_an_image(pads, faster):
-    engine = object.__new__(RolloutEngine)
-    engine.executor, engine.faster, engine._mm_pad_token_ids, engine.llm = OwnExecutor(), faster, pads, Llm()
-    asyncio.run(engine.generate([1, 2], SamplingParams()))
-    ((_, params, _),) = engine.llm.asked
-    assert params.logit_bias == ({7: -100, 8: -100} if pads else None)
+    assert ask(OwnExecutor(), faster=faster, pads=pads).logit_bias == ({7: -100, 8: -100} if pads else None)
 
 
 @pytest.mark.parametrize("images", [None, {"image": ["a picture", "another"]}])
@@ -70,14 +65,11 @@ def test_vllm_gets_the_prompt_that_openrlhf_gives_it(images, pads):
     assert len({name for *_, name in llm.asked}) == 4  # a name for each request
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"num_gpus": 1, "remote_rm_url": "http://judge", "seed": 5, "distributed_executor_backend": "uni"},
-        {"num_gpus": 0.2, "bundle_indices": [2, 3], "full_determinism": True, "distributed_executor_backend": "ray"},
-        {"num_gpus": 1, "mm_pad_token_ids": {4}, "max_logprobs": 1},
-    ],
-)
+@pytest.mark.parametrize("given", [
+    {"num_gpus": 1, "remote_rm_url": "http://judge", "seed": 5, "distributed_executor_backend": "uni"},
+    {"num_gpus": 0.2, "bundle_indices": [2, 3], "full_determinism": True, "distributed_executor_backend": "ray"},
+    {"num_gpus": 1, "mm_pad_token_ids": {4}, "max_logprobs": 1},
+])  # fmt: skip
 @pytest.mark.parametrize("faster", [True, False])
 def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     """But for the class of the executor, and for statistics that nobody reads."""
@@ -92,7 +84,7 @@ def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     assert ours == theirs
 
 
-def made_by(kind, monkeypatch, given, **environment):
+def made_by(kind, monkeypatch, given):
     """The attributes of an engine that a class made on a machine with GPUs, and the environment that it left."""
 
     class Llm(dict):
@@ -105,7 +97,7 @@ def made_by(kind, monkeypatch, given, **environment):
         patched.setattr(engines, "end_with", lambda llm: llm.update(ends_with_its_process=not llm.get("waited")))
         patched.setattr(engines, "leave_to_driver", lambda: os.environ.update(interrupts="blocked"))
         patched.setattr(torch.cuda, "is_available", lambda: False)  # Ray hides the GPUs if workers have their own
-        patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "", **environment})
+        patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": ""})
         engine = object.__new__(kind)
         asyncio.run(kind.__init__(engine, **given))
         return vars(engine), dict(os.environ)
@@ -114,22 +106,18 @@ def made_by(kind, monkeypatch, given, **environment):
 def test_an_engine_loads_the_users_agent_with_this_projects_function(monkeypatch):
     monkeypatch.setattr(engines, "load_agent", lambda path: f"agent of {path}")
     monkeypatch.setattr(engines, "SingleTurn", None)
-    result, _ = made_by(
-        RolloutEngine, monkeypatch, {"num_gpus": 1, "agent_func_path": "agent.py", "remote_rm_url": "x"}
-    )
+    given = {"num_gpus": 1, "agent_func_path": "agent.py", "remote_rm_url": "x"}
+    result, _ = made_by(RolloutEngine, monkeypatch, given)
     assert result["executor"] == "agent of agent.py"
 
 
-@pytest.mark.parametrize(
-    ("executor", "given", "detokenize", "log_probs", "flat"),
-    [
-        (SingleTurn(), {}, False, 0, True),  # only tokens and their log-probs
-        (SingleTurn(), {"logprobs": None}, False, None, False),
-        (SingleTurn(), {"stop": ["\n"]}, True, 0, True),
-        (SingleTurn(), {"faster": False}, True, 1, False),  # as OpenRLHF asks
-        (OwnExecutor(), {}, True, 1, False),
-    ],
-)
+@pytest.mark.parametrize(("executor", "given", "detokenize", "log_probs", "flat"), [
+    (SingleTurn(), {}, False, 0, True),  # only tokens and their log-probs
+    (SingleTurn(), {"logprobs": None}, False, None, False),
+    (SingleTurn(), {"stop": ["\n"]}, True, 0, True),
+    (SingleTurn(), {"faster": False}, True, 1, False),  # as OpenRLHF asks
+    (OwnExecutor(), {}, True, 1, False),
+])  # fmt: skip
 def test_only_what_the_executor_needs_is_made(executor, given, detokenize, log_probs, flat):
     asked = ask(executor, **given)
     assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (detokenize, log_probs, flat)

@@ -3,7 +3,8 @@
 import copy
 import math
 import statistics
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction as F
 from functools import reduce
 from pathlib import Path
@@ -11,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import ray
 import torch
 from fake_stack import SOURCES, World
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.monitor import Clip, first_update
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.training.trainer import experience as experience_module
-from bapo_openrlhf.training.trainer.advantages import Discounts, gae, set_advantages
+from bapo_openrlhf.training.trainer.advantages import set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
@@ -36,6 +36,8 @@ from bapo_openrlhf.training.trainer.experience import (
     SampleOrigin,
     old_log_probs,
 )
+
+pytestmark = pytest.mark.usefixtures("values_for_refs")
 
 EPS = 1e-6
 ARGUMENTS = World.arguments(Path("unused"), {})
@@ -147,17 +149,14 @@ def test_old_log_probs_have_the_type_of_the_actors():
 class TestGroupAdvantages:
     def test_rewards_that_cancel_have_no_advantage_at_the_size_of_their_range(self):
         for high, signal in ((1, False), (F(1, 10**9), True)):
-            experience_maker = maker(size=2, adapt__eps=1e-30)
             group = whole_group(0)
             group.reward_range = (F(0), F(high))
-            advantages = advantages_of(experience_maker, made_up([0.0, 1e-9]), [group, group])
+            advantages = advantages_of(maker(size=2, adapt__eps=1e-30), made_up([0.0, 1e-9]), [group, group])
             assert advantages[1] == pytest.approx([float(signal)] * len(advantages[1]))
 
     def test_length_penalties_come_first(self):
         # truncated responses get -1: the group is 1, 1, -1, -1 and not 1, 1, 1, 1
-        samples = made_up([1.0] * 4)
-        for number, one in enumerate(samples):
-            one.truncated = torch.tensor([number > 1])
+        samples = [replace(one, truncated=torch.tensor([n > 1])) for n, one in enumerate(made_up([1.0] * 4))]
         advantages = advantages_of(maker(reward__stop_properly_penalty_coef=-1.0), samples)
         assert advantages[0] == pytest.approx([1.0] * 5, rel=1e-5)
         assert advantages[2] == pytest.approx([-1.0] * 4, rel=1e-5)
@@ -241,7 +240,6 @@ class TestGroupsOfAnySize:
         assert all(e.advantages.dtype == e.returns.dtype == torch.float32 for e in ours)
 
     def test_the_clip_range_is_of_what_the_estimator_makes(self):
-        """Of the rewards 1, 0, 0, 0 less their mean."""
         actual = advantages_of(maker("dr_grpo", reward__clip_range=(-0.125, 0.5)), made_up([1.0, 0.0, 0.0, 0.0]))
         assert [set(actual[sample]) for sample in range(4)] == [{0.5}, *[{-0.125}] * 3]
 
@@ -250,8 +248,7 @@ class TestGroupsOfAnySize:
         [("group_norm", "generated", True), ("gae", "generated", False), ("group_norm", "kept", False)],
     )
     def test_length_penalties_of_responses_that_are_gone_are_not_known(self, estimator, relative_to, fails):
-        (experience,) = made_up([1.0])
-        experience.truncated = torch.tensor([True])
+        experience = replace(made_up([1.0])[0], truncated=torch.tensor([True]))
         group = SimpleNamespace(uid=7, size=1, generated=[1.0, 0.0], relative_to=relative_to, reward_range=UNIT)
         with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
             with_advantages(maker(estimator, reward__stop_properly_penalty_coef=-1.0), [experience], [group])
@@ -276,25 +273,8 @@ def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
     return [delta[s] + gamma * lambd * (targets[s + 1] - values[s + 1]) for s in range(length)], targets[:-1]
 
 
-@given(
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 30)), gamma=st.sampled_from([1.0, 0.99, 0.5]),
-    lambdas=st.tuples(*[st.sampled_from([1.0, 0.95, 0.3, 0.0])] * 2), seed=st.integers(0, 999),
-)  # fmt: skip
-@settings(derandomize=True, database=None, max_examples=3 * settings.default.max_examples)
-def test_two_lambdas_are_the_definition(shape, gamma, lambdas, seed):
-    """Each token's advantage and return as a sum over all tokens that follow."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(0, shape[1] + 1, shape[0])
-    mask = (np.arange(shape[1]) < lengths[:, None]) & (rng.random(shape) < 0.8)  # of several turns
-    values, rewards = rng.normal(size=(2, *shape)) * mask
-    actor, critic = lambdas
-    given = [torch.from_numpy(numbers + 7.0 * ~mask).float() for numbers in (values, rewards)]  # masked ones count not
-    result = gae(*given, torch.from_numpy(mask), Discounts(gamma, *lambdas))
-    for row in range(shape[0]):
-        about = values[row], rewards[row], np.zeros(shape[1]), mask[row], gamma
-        (advantages, _), (_, targets) = by_definition(*about, actor), by_definition(*about, critic)
-        assert result[0][row].tolist() == pytest.approx(advantages, abs=1e-4)
-        assert result[1][row].tolist() == pytest.approx(targets, abs=1e-4)
+def test_equal_advantages_stay_finite():
+    assert not any(map(any, advantages_of(maker("reinforce_baseline"), made_up([1.0] * 4))))
 
 
 # --- make_experience --------------------------------------------------------------------------------------------------
@@ -305,22 +285,16 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, seed):
 @pytest.mark.parametrize("colocated", [None, "colocate_all", "colocate_actor_ref", "colocate_critic_reward"])
 def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
     """Its `make_experience` of the same samples has the same numbers, and calls the same models in the same order."""
-    places = ["colocate_all", "colocate_actor_ref", "colocate_critic_reward"]
-    changed = {f"train__{name}": name == colocated for name in places}
+    changed = {f"train__{colocated}": True} if colocated else {}
     changed |= {"algo__kl__use_loss": True} if kl == "loss" else {"algo__kl__estimator": kl}
     experience_maker, samples = maker(**changed), [generated(n) for n in range(5)]
-
-    def models(calls: list) -> list[launcher.RayActorGroup | None]:
-        there = {"action_log_probs": True, "values": critic, "base_action_log_probs": reference}
-        return [group_of(name, 1, calls) if used else None for name, used in there.items()]
-
-    ours, theirs = [], []
-    with without_ray():
-        experience_maker.actor, experience_maker.critic, experience_maker.reference = models(ours)
-        actor, critic_model, reference_model = models(theirs)
-        plain = plain_maker(experience_maker, actor, critic_model, None, reference_model)
-        wanted = plain.make_experience(copy.deepcopy(samples))
-        experience_maker._pass(samples, ReferenceLogProbs("r", [response() for _ in samples]), policies=True)
+    there = {"action_log_probs": True, "values": critic, "base_action_log_probs": reference}
+    ours, theirs = calls = [], []
+    models, others = ([group_of(name, 1, noted) if there[name] else None for name in there] for noted in calls)
+    experience_maker.actor, experience_maker.critic, experience_maker.reference = models
+    plain = plain_maker(experience_maker, *others[:2], None, others[2])
+    wanted = plain.make_experience(copy.deepcopy(samples))
+    experience_maker._pass(samples, ReferenceLogProbs("r", [response() for _ in samples]), policies=True)
     assert ours == theirs
     for one, other in zip(samples, wanted, strict=True):
         mask = one.action_mask.bool()
@@ -360,14 +334,6 @@ def by_the_models(self: ExperienceMaker, samples: list[Experience], known: objec
             setattr(samples[place], name, row.unsqueeze(0))
 
 
-@contextmanager
-def without_ray():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "get", lambda refs: refs)
-        patch.setattr(ray, "put", lambda value: value)
-        yield patch
-
-
 def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
     """Of all sources within each group."""
     return [SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size), response()) for n in range(count)]
@@ -397,12 +363,11 @@ def made_of(
         SimpleNamespace(**vars(origin), sample=lambda sample=sample: sample)
         for origin, sample in zip(origins, copy.deepcopy(samples), strict=True)
     ]
-    with without_ray() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperienceMaker, "_pass", by_the_models)
         patch.setattr(experience_module, "set_advantages", advantages)
-        return experience_maker.finish(
-            experience_maker.forward(responses), range(len(samples)) if kept is None else kept
-        )
+        made = experience_maker.forward(responses)
+        return experience_maker.finish(made, range(len(samples)) if kept is None else kept)
 
 
 def from_values(samples: list[Experience], *_: object, **__: object) -> None:
@@ -413,62 +378,45 @@ def from_values(samples: list[Experience], *_: object, **__: object) -> None:
 
 def near(count: int) -> list[Experience]:
     """Samples of a policy so near that OpenRLHF limits no estimate of its KL, and clips not every token."""
-    samples = [generated(n) for n in range(count)]
-    for one in samples:
-        one.rollout_log_probs /= 4
-    return samples
+    return [replace(one, rollout_log_probs=one.rollout_log_probs / 4) for one in map(generated, range(count))]
 
 
 @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
-class TestPolicies:
-    def made(self, **changed):
-        """Each sample as the models leave it, and its experience."""
-        samples = near(8)
-        batch = made_of(samples, origins_of(8), advantages=from_values, **changed)
-        return zip(map(passed, samples), batch.samples, strict=True)
-
-    def test_kl_to_the_behaviour_policy_in_the_loss(self, ratio):
-        for one, row in self.made(adapt__kl_target="behaviour", algo__kl__use_loss=True, adapt__ratio=ratio):
-            assert torch.equal(tokens_of(row, "base_action_log_probs"), tokens_of(one, "rollout_log_probs"))
-            assert torch.equal(tokens_of(row, "kl"), tokens_of(one, "kl"))
-
-    @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-    def test_kl_to_the_behaviour_policy_in_the_reward(self, estimator, ratio):
-        formula = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}[estimator]
-        changed = {"adapt__kl_target": "behaviour", "algo__kl__estimator": estimator, "adapt__ratio": ratio}
-        for one, row in self.made(**changed):
-            # against today's log-probs, also where they are replaced as the old ones
-            log_ratios = tokens_of(one, "action_log_probs") - tokens_of(one, "rollout_log_probs")
-            wanted = list(map(formula, log_ratios.tolist()))
-            assert tokens_of(row, "kl").tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
-            assert not row.kl[~row.action_mask.bool()].any()
-            assert row.info["kl"].tolist() == pytest.approx([sum(wanted) / len(wanted)], rel=1e-5, abs=1e-6)
-            assert torch.equal(tokens_of(row, "base_action_log_probs"), tokens_of(one, "base_action_log_probs"))
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3", "loss"])
+def test_kl_to_the_behaviour_policy(kl, ratio):
+    formula = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}.get(kl)
+    changed = {"algo__kl__estimator": kl} if formula else {"algo__kl__use_loss": True}
+    changed |= {"adapt__kl_target": "behaviour", "adapt__ratio": ratio}
+    batch = made_of(near(8), origins_of(8), advantages=from_values, **changed)
+    for one, row in zip(map(passed, near(8)), batch.samples, strict=True):
+        behaviour, base = tokens_of(one, "rollout_log_probs"), tokens_of(row, "base_action_log_probs")
+        if not formula:  # in the loss
+            assert torch.equal(base, behaviour) and torch.equal(tokens_of(row, "kl"), tokens_of(one, "kl"))
+            continue
+        # against today's log-probs, also where they are replaced as the old ones
+        wanted = list(map(formula, (tokens_of(one, "action_log_probs") - behaviour).tolist()))
+        assert tokens_of(row, "kl").tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert not row.kl[~row.action_mask.bool()].any()
+        assert row.info["kl"].tolist() == pytest.approx([sum(wanted) / len(wanted)], rel=1e-5, abs=1e-6)
+        assert torch.equal(base, tokens_of(one, "base_action_log_probs"))
 
 
-# --- samples that leave the batch -------------------------------------------------------------------------------------
-
-
-class TestReview:
-    @given(drawn=reviews(), estimator=st.sampled_from(["gae", *GROUP_ESTIMATORS]))
-    @settings(derandomize=True, database=None)
-    def test_is_as_if_the_others_had_never_been_in_the_batch(self, drawn, estimator):
-        samples, origins, kept, others = drawn
-        others |= {"estimator": estimator, "adapt__returns": "vtrace", "kl": 0.1}
-        reviewed = made_of(samples, origins, kept, **others)
-        without = made_of([samples[n] for n in kept], [origins[n] for n in kept], **others)
-        assert list(map(everything, reviewed.samples)) == list(map(everything, without.samples))
-        assert all(one.response is origins[n].response for one, n in zip(reviewed.origins, kept, strict=True))
-        # they are the log ratios of the samples, in order
-        for place, n in enumerate(kept):
-            one = passed(samples[n])
-            difference = (one.action_log_probs.double() - one.rollout_log_probs.double()) * one.action_mask
-            assert reviewed.log_ratios[place] == pytest.approx(difference.sum().item(), abs=1e-9)
-            assert reviewed.sums.tokens[place] == one.action_mask.sum()
-            assert reviewed.sums.squares[place] == pytest.approx((difference**2).sum().item(), rel=1e-9)
-
-
-# --- M2PO -------------------------------------------------------------------------------------------------------------
+@given(drawn=reviews(), estimator=st.sampled_from(["gae", *GROUP_ESTIMATORS]))
+@settings(derandomize=True, database=None)
+def test_a_review_is_as_if_the_others_had_never_been_in_the_batch(drawn, estimator):
+    samples, origins, kept, others = drawn
+    others |= {"estimator": estimator, "adapt__returns": "vtrace", "kl": 0.1}
+    reviewed = made_of(samples, origins, kept, **others)
+    without = made_of([samples[n] for n in kept], [origins[n] for n in kept], **others)
+    assert list(map(everything, reviewed.samples)) == list(map(everything, without.samples))
+    assert all(one.response is origins[n].response for one, n in zip(reviewed.origins, kept, strict=True))
+    # they are the log ratios of the samples, in order
+    for place, n in enumerate(kept):
+        one = passed(samples[n])
+        difference = (one.action_log_probs.double() - one.rollout_log_probs.double()) * one.action_mask
+        assert reviewed.log_ratios[place] == pytest.approx(difference.sum().item(), abs=1e-9)
+        assert reviewed.sums.tokens[place] == one.action_mask.sum()
+        assert reviewed.sums.squares[place] == pytest.approx((difference**2).sum().item(), rel=1e-9)
 
 
 @given(reviews(), st.sampled_from([0.05, 0.6]))
@@ -497,45 +445,39 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     assert by_sample(masked.samples, "returns") == by_sample(plain.samples, "returns")
 
 
-# --- V-trace ----------------------------------------------------------------------------------------------------------
-
-
-class TestVtrace:
-    @given(
-        drawn=reviews(), gamma=st.sampled_from([1.0, 0.9]), lambd=st.sampled_from([1.0, 0.95]),
-        coefficient=st.sampled_from([0.0, 0.2]), ratio=st.sampled_from(["behaviour", "decoupled"]),
-        critic_lambd=st.sampled_from([None, 1.0, 0.9]),
-    )  # fmt: skip
-    @settings(derandomize=True, database=None)
-    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio, critic_lambd):
-        samples, origins, kept, others = drawn
-        changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd, "adapt__returns": "vtrace"}
-        changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
-        actual = made_of(samples, origins, kept, estimator="gae", kl=coefficient, **changed, **others).samples
-        advantages, targets = [], []
-        for n in kept:
-            one = passed(samples[n])
-            mask = one.action_mask[0].bool().numpy()
-            rewards = -coefficient * one.kl[0].numpy()
-            rewards[mask.nonzero()[0][-1]] += one.rewards.item()
-            # today's policy against the one that generated the sample, also where old log-probs are replaced
-            log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].numpy()
-            if origins[n].on_policy:  # it is the same one
-                log_ratios = np.zeros(len(mask))
-            text = one.values[0].tolist(), rewards, log_ratios, mask, gamma
-            (a, _), (_, v) = (by_definition(*text, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd))
-            advantages.append(np.array(a)[mask])
-            targets.append(np.array(v)[mask])
-        tokens = np.concatenate(advantages)
-        deviation = max(tokens.std(), 1e-4)  # OpenRLHF whitens over the whole batch
-        whitened, returns = by_sample(actual, "advantages"), by_sample(actual, "returns")
-        for place in range(len(kept)):
-            assert returns[place] == pytest.approx(targets[place], rel=1e-4, abs=1e-5)
-            wanted = (advantages[place] - tokens.mean()) / deviation
-            assert whitened[place] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
-
-
-# --- what is noted of the loss ----------------------------------------------------------------------------------------
+@given(
+    drawn=reviews(), returns=st.sampled_from(["gae", "vtrace"]), gamma=st.sampled_from([1.0, 0.9, 0.5]),
+    lambd=st.sampled_from([1.0, 0.95, 0.0]), critic_lambd=st.sampled_from([None, 1.0, 0.9, 0.3]),
+    coefficient=st.sampled_from([0.0, 0.2]), ratio=st.sampled_from(["behaviour", "decoupled"]),
+)  # fmt: skip
+@settings(derandomize=True, database=None, max_examples=3 * settings.default.max_examples)
+def test_returns_are_the_definition_on_the_rows_that_stayed(
+    drawn, returns, gamma, lambd, critic_lambd, coefficient, ratio
+):
+    samples, origins, kept, others = drawn
+    changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd, "adapt__returns": returns}
+    changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
+    actual = made_of(samples, origins, kept, estimator="gae", kl=coefficient, **changed, **others).samples
+    advantages, targets = [], []
+    for n in kept:
+        one = passed(samples[n])
+        mask = one.action_mask[0].bool().numpy()
+        rewards = -coefficient * one.kl[0].numpy()
+        rewards[mask.nonzero()[0][-1]] += one.rewards.item()
+        # today's policy against the one that generated the sample, also where old log-probs are replaced
+        log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].numpy()
+        if origins[n].on_policy or returns == "gae":  # it is the same one, or GAE takes it for that
+            log_ratios = np.zeros(len(mask))
+        text = one.values[0].tolist(), rewards, log_ratios, mask, gamma
+        (a, _), (_, v) = (by_definition(*text, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd))
+        advantages.append(np.array(a)[mask])
+        targets.append(np.array(v)[mask])
+    tokens = np.concatenate(advantages)
+    deviation = max(tokens.std(), 1e-4)  # OpenRLHF whitens over the whole batch
+    for place, one in enumerate(actual):
+        assert tokens_of(one, "returns").tolist() == pytest.approx(targets[place], rel=1e-4, abs=1e-5)
+        wanted = (advantages[place] - tokens.mean()) / deviation
+        assert tokens_of(one, "advantages").tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("kept", [range(12), [4, 5, 6, 7]])
@@ -559,8 +501,7 @@ def test_what_is_noted_of_each_source_is_openrlhfs(changed, loss, kept):
     metrics, shares = first_update(created.tokens, Clip(0.2, 0.2)), []
     for source in SOURCES:
         clipped = count = 0.0
-        origins = zip(created.samples, created.origins, strict=True)
-        of_source = [one for one, origin in origins if origin.source == source]
+        of_source = [one for one, o in zip(created.samples, created.origins, strict=True) if o.source == source]
         for one in of_source:
             current = answer(one.sequences, "action_log_probs")
             about = current, one.action_log_probs, one.advantages, one.action_mask
@@ -573,5 +514,5 @@ def test_what_is_noted_of_each_source_is_openrlhfs(changed, loss, kept):
         )
         assert created.tokens[source].advantages.tolist() == advantages.tolist()
         assert created.tokens[source].value_errors.tolist() == pytest.approx((values - returns).tolist(), abs=1e-6)
-    if len(kept) == 12:
-        assert (max(shares) == 0) == ("adapt__ratio" in changed)  # decoupled: old log-probs are today's
+    if len(kept) == 12:  # where it is decoupled, old log-probs are today's
+        assert (max(shares) == 0) == ("adapt__ratio" in changed)

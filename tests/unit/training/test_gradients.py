@@ -73,12 +73,11 @@ def samples(trainer, count: int, *, seed: int, moved: float = 0.0) -> list[Exper
         mask[:, :2] = 0  # the prompt
         model = trainer.actor.model.module.eval()
         with torch.no_grad():
-            current = model(sequences).gather(-1, sequences[:, 1:, None]).squeeze(-1)
+            old = model(sequences).gather(-1, sequences[:, 1:, None]).squeeze(-1) - moved
         model.train()
-        old = current - moved
         result.append(Experience(sequences=sequences, attention_mask=torch.ones(1, length), action_mask=mask,
                                action_log_probs=old, rollout_log_probs=old,
-                               advantages=torch.full_like(current, float(rng.normal())) * mask))  # fmt: skip
+                               advantages=torch.full_like(old, float(rng.normal())) * mask))  # fmt: skip
     return result
 
 
@@ -92,8 +91,7 @@ def by_hand(actor, rows, ratio: float = 1.0) -> np.ndarray:
         ids = row.sequences[0].tolist()
         for place, (last, word) in enumerate(itertools.pairwise(ids)):
             advantage = float(row.advantages[0, place]) * float(row.action_mask[0, place])
-            logits = table[last] @ weight.T + bias
-            chances = np.exp(logits - logits.max())
+            chances = np.exp(table[last] @ weight.T + bias)
             of_logits = -(chances / chances.sum())
             of_logits[word] += 1
             of_logits *= -ratio * advantage

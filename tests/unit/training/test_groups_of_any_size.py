@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.methods import Method
 from bapo_openrlhf.record.run_record import read_groups
 
@@ -50,10 +51,9 @@ class TestStages:
         assert sum(row["rollouts/step"] for row in metrics) == 2 * sum(wanted.values())
         assert all(row["responses/trained"] == row["rollouts/step"] and not row["responses/dropped"] for row in metrics)
 
-    def test_a_reward_that_fails_ends_the_prompts_stages(self, world, algorithm):
-        run = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.num_episodes": 1})
-        run.reward = lambda prompt, *_: None if prompt == "prompt 2" else 0.0
-        run.trainer.fit()
+    def test_a_reward_that_fails_ends_the_prompts_stages(self, fitted, algorithm):
+        words = {"algorithm": algorithm, "prompts": 4, "train.num_episodes": 1}
+        run = fitted(reward=lambda prompt, *_: None if prompt == "prompt 2" else 0.0, **AR3PO, **words)
         assert Counter(row["responses"] for row in read_groups(run.record)) == {4: 3, 1: 1}
         assert run.trainer.ledger.responses["failed"] == 1 and run.trainer.ledger.responses["generated"] == 13
 
@@ -64,11 +64,10 @@ class TestStages:
         with pytest.raises(RuntimeError, match=rf"groups of \[{message}\] responses were asked for; each may have at"):
             run.trainer.fit()
 
-    def test_the_range_of_rewards_is_that_of_the_task(self, world, algorithm):
+    def test_the_range_of_rewards_is_that_of_the_task(self, fitted, algorithm):
         """From -1 to 1: a reward of -1 is 0 for the method, so that it gets more responses, and 1 is a success."""
-        run = world(algorithm=algorithm, prompts=4, **AR3PO | {"adapt.reward_range": ["-1", "1"]})
-        run.reward = lambda prompt, *_: 1.0 if prompt == "prompt 0" else -1.0
-        run.trainer.fit()
+        words = {"algorithm": algorithm, "prompts": 4, "adapt.reward_range": ["-1", "1"]}
+        run = fitted(reward=lambda prompt, *_: 1.0 if prompt == "prompt 0" else -1.0, **AR3PO, **words)
         assert Counter(row["responses"] for row in read_groups(run.record)) == {4: 6, 1: 2}
 
 
@@ -84,8 +83,6 @@ class Parts(Method):
         self.stored = []
 
     def build_batch(self, step, fresh, reevaluated):
-        from bapo_openrlhf.adapt.batch import Batch
-
         kept = [group.keep(range(1 + group.uid % 3), relative_to="generated") for group in fresh]
         replayed, self.stored = self.stored, [group.keep([0], relative_to="generated") for group in fresh[:2]]
         if replayed:
@@ -106,11 +103,9 @@ def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, rank
     run.trainer.fit()
     metrics = run.metrics()
     for number, (row, (_, experiences)) in enumerate(zip(metrics, run.trained, strict=True)):
-        uids = range(4 * number, 4 * number + 4)
-        expected = sum(1 + uid % 3 for uid in uids)
-        replayed = 2 if number else 0
+        expected = sum(1 + uid % 3 for uid in range(4 * number, 4 * number + 4))
+        replayed, exchanged = (2, 1) if number else (0, 0)
         assert sum(sizes_of(experiences).values()) == expected + replayed == row["responses/trained"]
-        exchanged = 1 if number else 0
         assert row["responses/replayed"] == replayed + exchanged
         assert row["responses/dropped"] == 16 - expected + exchanged
         assert row["groups/capacity_used"] == (expected + replayed) / 24 and row["groups/capacity"] == 6

@@ -60,8 +60,7 @@ def rounded(model, stage=3):
 )
 def test_frequencies_are_those_of_a_new_model(kind, config, buffers):
     """Also inside another module, as the engine of DeepSpeed is one."""
-    wanted = frequencies(kind(config))
-    model = rounded(kind(config))
+    wanted, model = frequencies(kind(config)), rounded(kind(config))
     weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
     restore_frequencies(torch.nn.Sequential(model))
     actual = frequencies(model)
@@ -122,10 +121,9 @@ def test_mean_and_deviation_are_those_of_the_configuration(tmp_path, kind, given
     Qwen3Model(config).to(torch.bfloat16).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | given))
+    settings = {"attn_implementation": "eager", "init_value_head": False}
     model, plain = (
-        get_llm_for_sequence_regression(
-            str(tmp_path), kind, normalize_reward=normalised, attn_implementation="eager", init_value_head=False
-        ).eval()
+        get_llm_for_sequence_regression(str(tmp_path), kind, normalize_reward=normalised, **settings).eval()
         for normalised in (True, False)
     )
     plain.score.weight.data.copy_(model.score.weight.data)
@@ -144,10 +142,7 @@ def test_mean_and_deviation_are_those_of_the_configuration(tmp_path, kind, given
 
 
 def model_with(folder, **generation):
-    config = LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(LLAMA).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **generation}))
     return AutoModelForCausalLM.from_pretrained(folder)
 
