@@ -204,8 +204,7 @@ class Worker:
         pass
 
     def take(self, experiences: list) -> None:
-        given = self.world.trained if self.model == "actor" else self.world.taught
-        given.append((self.world.step, experiences))
+        (self.world.trained if self.model == "actor" else self.world.taught).append((self.world.step, experiences))
 
     def fit(self, **_: Any) -> dict[str, float]:
         self.world.fail_at("fit")
@@ -328,15 +327,6 @@ class Group:
 DYNAMIC = {"algo.dynamic_filtering_enable": True}
 
 
-class Tokenizer:
-    """Each character is a token, from 100 on."""
-
-    pad_token_id, eos_token_id = 0, 2
-
-    def __init__(self) -> None:
-        self.decode = decode
-
-
 SCORED = {"reward.remote_url": None, "reward.model_name_or_path": "reward", "reward.num_gpus_per_node": 1}
 CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
 
@@ -438,7 +428,7 @@ class World:
 
     def make_trainer(self, kind: type = AdaptedPPOTrainer) -> AdaptedPPOTrainer:
         with pytest.MonkeyPatch.context() as patch:
-            tokenizer = Tokenizer()
+            tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2, decode=decode)
             patch.setattr(mended_trainer, "leave_to_driver", lambda: None)  # this process is no worker
             patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
             patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))

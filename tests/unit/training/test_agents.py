@@ -104,7 +104,6 @@ def test_an_agent_that_answers_gives_what_it_gives_openrlhf():
 
 
 def test_a_generation_does_not_count():
-    """Two of them take twice the limit each."""
     (result,), limited, _ = run(lambda label: None, "l", seconds=2 * LIMIT)
     assert result["reward"] == 0.5 and not limited.failures.kinds
 
@@ -155,7 +154,6 @@ def blocking(monkeypatch):
 
 
 def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(blocking, caplog):
-    """Responses that are asked for later get another thread."""
     engine, limited = blocking
     result = ask(limited, engine, "bad", later=["good", "good"])
     assert [one["reward"] for one in result] == [None, 0.5, 0.5]

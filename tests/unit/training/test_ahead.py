@@ -111,11 +111,8 @@ def test_evaluations_have_the_seeds_of_their_step(fitted, tmp_path, queue):
     words = ahead(queue, 1, **{"eval.steps": 1}) | REPEATABLE
     run = fitted(prompts=9, evaluation=2, **words)
     assert run.trainer.state.step == 9 and any(row["rollouts/step"] for row in run.metrics())
-    wanted = [
-        (step, f"eval {place}", prompt_seed(run.args.train.seed, step, "evaluation", place))
-        for step in range(1, 10)
-        for place in (0, 1)
-    ]
+    places = itertools.product(range(1, 10), (0, 1))
+    wanted = [(step, f"eval {n}", prompt_seed(run.args.train.seed, step, "evaluation", n)) for step, n in places]
     again = continued(run, tmp_path / "again", "global_step6", **words)
     for one, evaluations in ((run, wanted), (again, wanted[12:])):
         asked = [(r.step, r.prompt, r.seed) for r in one.requests if r.prompt.startswith("eval")]
@@ -137,7 +134,6 @@ def test_staleness_is_bounded_below_the_queue(fitted):
 ], ids=lambda case: " ".join(map(str, case.values())))  # fmt: skip
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(fitted, tmp_path, case, every):
-    """From each checkpoint but the last, or from every fourth."""
     words = ahead(case["queue"], case["delay"]) | REPEATABLE
     words |= {name: value for name, value in case.items() if "." in name or name == "algorithm"}
     run = fitted(prompts=case["prompts"], **words)
@@ -232,17 +228,15 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
     """
     tag, done = None, 0
     for part in segments:
-        words = dict(part)
-        steps = words.pop("steps", None)
-        words = ahead(words.pop("queue"), words.pop("delay", 1), words.pop("again", 1)) | REPEATABLE | words
-        words |= {"adapt.buffer_size": 64} | ({"ckpt.load_enable": True} if tag else {})
+        words = ahead(part["queue"], part["delay"], part["again"]) | REPEATABLE | {"adapt.buffer_size": 64}
+        words |= {flag: part[flag] for flag in part if "." in flag} | ({"ckpt.load_enable": True} if tag else {})
         run = World(folder, words, prompts=prompts)
         run.reward = lambda *_: 0.0
         if tag:
             run.choose_start()
         run.make_trainer()
-        if steps is not None:
-            run.faults["save_checkpoint"] = done + steps, ValueError("stopped")  # when no hard prompt is on its way
+        if part["steps"] is not None:  # it stops when no hard prompt is on its way
+            run.faults["save_checkpoint"] = done + part["steps"], ValueError("stopped")
         try:
             run.trainer.fit()
         except RuntimeError as error:
@@ -278,7 +272,6 @@ def segment(queue, steps=None, delay=1, again=1, **words) -> dict:
 @example(prompts=14, segments=[segment(2), segment(2)], more=(1, 2))  # more epochs after one that was not full
 @example(prompts=14, segments=[segment(4, delay=2), segment(1, again=2)], more=(1, 2))  # all at once
 def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prompts, segments, more):
-    """Queue, staleness, delay, m and (upwards) the number of epochs."""
     epochs = itertools.accumulate(more)
     segments = [part | {"train.num_episodes": count} for part, count in zip(segments, epochs, strict=False)]
     segments[-1]["steps"] = None

@@ -48,11 +48,9 @@ def test_which_baseline_and_what_it_makes(kind, **given):
     rewards, fresh = np.clip(given["rewards"], *given["clip"]), given["fresh"]
     experiences, chosen, follows = choice_of(**given, adapt__critic_baseline=kind)
     values = by_sample(experiences, "values")
-    others = {  # the mean of the other responses of the group, or of the batch
-        sample: np.mean([rewards[other] for other in range(sample // SIZE * SIZE, (sample // SIZE + 1) * SIZE)
-                         if other != sample]) if kind == "group" else np.mean(rewards)
-        for sample in range(len(follows))
-    }  # fmt: skip
+    groups = rewards.reshape(-1, SIZE)
+    others = (groups.sum(1, keepdims=True) - groups).ravel() / (SIZE - 1)  # the mean of the others of the group
+    others = others if kind == "group" else np.full(len(rewards), rewards.mean())
     of_fresh = [(np.array(row), sample) for sample, row in enumerate(follows) if fresh[sample // SIZE]]
     left = np.array([number for row, sample in of_fresh for number in row - values[sample]])
     other = np.array([number for row, sample in of_fresh for number in row - others[sample]])

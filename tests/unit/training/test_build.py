@@ -196,7 +196,6 @@ def of_run(calls, train, variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_plain_run_asks_for_what_openrlhf_asks_for(calls, variant):
-    """The same processes with the same arguments in the same order, and the same calls; but see the next tests."""
     processes, called = of_run(calls, train_ppo_ray.train, variant)
     ours, of_ours = of_run(calls, train, variant)
     assert ours == processes

@@ -122,7 +122,6 @@ class TestSaving:
         assert saving(run) == [] and not run.checkpoints.exists()
 
     def test_what_is_left_out_of_an_evaluation_is_counted(self, world, saving):
-        """Responses that hang a verifier are mostly wrong, so the accuracy of the others is too high."""
         run = world(prompts=4, evaluation=4, **UNSAVED)
         run.reward = lambda prompt, weights, sample: None if prompt == "eval 0" else float(sample % 2)
         saving(run)
@@ -225,9 +224,7 @@ class TestResume:
         run = fitted(**REPEATABLE, **case)
         words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
         tags = sorted(run.trainer.checkpoints.store.tags())
-        assert len(tags) >= 6
-        if run.evaluation:
-            assert any(tag.startswith("best") for tag in tags)
+        assert len(tags) >= 6 and any(tag.startswith("best") for tag in tags) == bool(run.evaluation)
         for tag in tags[(self.CASES + self.REST).index(case) % every :: every]:
             again = continued(run, tmp_path / f"from {tag}", tag, **words)
             step = int(tag.rpartition("step")[2])

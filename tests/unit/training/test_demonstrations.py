@@ -1,4 +1,4 @@
-"""Demonstrations as samples. `test_updates.py` has their loss."""
+"""Demonstrations as samples. `test_updates.py` has the gradient of their loss."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer import demonstrations
 from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of
 from bapo_openrlhf.training.wire.packing import demonstration_tokens, is_demonstration
-from bapo_openrlhf.training.worker.loss_parts import without_demonstrations
+from bapo_openrlhf.training.worker.loss_parts import demonstration_loss, without_demonstrations
 
 
 def solutions(*pairs, max_new=4, max_len=8, tokenizer=None) -> Solutions:
@@ -75,7 +75,6 @@ def test_the_advantage_is_that_of_the_mixed_group():
 
 
 def test_row_n_of_the_data_is_prompt_n(monkeypatch):
-    """OpenRLHF's function reads more rows than the two that are the prompts."""
     rows = Dataset.from_dict({"worked": ["xy", "z", "never"]})
     monkeypatch.setattr(demonstrations, "blending_datasets", lambda *_, **__: rows)
     names = {"prompt_dataset": "d", "prompt_probs": None, "max_samples": 2, "prompt_split": "train", "max_len": 8}
@@ -86,3 +85,10 @@ def test_row_n_of_the_data_is_prompt_n(monkeypatch):
     known = Solutions.of(args, None, SimpleNamespace(prompts=["a", "b"], labels=["1", "2"]), Letters())
     assert [len(known[Prompt(text, label).id]) for text, label in (("a", "1"), ("b", "2"))] == [3, 2]
     assert len(known) == 2
+
+
+def test_cross_entropy_is_the_mean_over_tokens_also_where_the_loss_counts_samples_alike():
+    mask, log_probs = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([[-1.0, -2.0, -3.0], [-8.0, -9.0, -9.0]])
+    batch = Experience(action_mask=mask, rollout_log_probs=log_probs * torch.nan, advantages=torch.zeros(2, 3))
+    normalisers = {"dp_size": 1, "batch_num_tokens": 4.0, "global_batch_size": 2.0}
+    assert demonstration_loss(log_probs, batch, normalisers, token_level=False, cross_entropy=True).item() == 14 / 4

@@ -58,9 +58,7 @@ def test_luffy_trains_on_mixed_groups(taught):
     for (_, experiences), row in zip(run.trained, run.metrics(), strict=True):
         responses, shown = divided(experiences)
         assert list(map(is_demonstration, experiences)) == [False] * len(responses) + [True] * len(shown)
-        by_prompt = {prompt: [] for prompt, _, _ in responses}
-        for prompt, *numbers in responses:
-            by_prompt[prompt].append(numbers)
+        by_prompt = {prompt: [numbers for of, *numbers in responses if of == prompt] for prompt, *_ in responses}
         assert {len(numbers) for numbers in by_prompt.values()} == {3}
         assert {e.prompts[0] for e in shown} == by_prompt.keys() - {"prompt 0"}
         for e in shown:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,5 @@ def test_an_engine_ends_with_vllms_process_and_says_so(before, after, status, sa
 
 
 def test_it_is_registered_for_vllms_processes():
-    from importlib.metadata import entry_points
-
     result = {point.value for point in entry_points(group="vllm.general_plugins")}
     assert "bapo_openrlhf.training.engine.engine_core:vllm_plugin" in result

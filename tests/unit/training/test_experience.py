@@ -29,13 +29,7 @@ from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.training.trainer import experience as experience_module
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch
-from bapo_openrlhf.training.trainer.experience import (
-    BatchExperience,
-    ExperienceMaker,
-    ReferenceLogProbs,
-    SampleOrigin,
-    old_log_probs,
-)
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker, ReferenceLogProbs, SampleOrigin, old_log_probs
 
 pytestmark = pytest.mark.usefixtures("values_for_refs")
 
@@ -66,11 +60,6 @@ def group_of(name: str, ranks: int, calls: list | None = None) -> launcher.RayAc
 def whole_group(number: int) -> SimpleNamespace:
     """A group with all responses that it was generated with, as far as the experience maker looks at it."""
     return SimpleNamespace(uid=number, relative_to="kept", reward_range=UNIT)
-
-
-def response() -> SimpleNamespace:
-    """A response that has no log-probs under a reference model yet."""
-    return SimpleNamespace(extras={})
 
 
 def maker(
@@ -294,7 +283,9 @@ def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
     experience_maker.actor, experience_maker.critic, experience_maker.reference = models
     plain = plain_maker(experience_maker, *others[:2], None, others[2])
     wanted = plain.make_experience(copy.deepcopy(samples))
-    experience_maker._pass(samples, ReferenceLogProbs("r", [response() for _ in samples]), policies=True)
+    experience_maker._pass(
+        samples, ReferenceLogProbs("r", [SimpleNamespace(extras={}) for _ in samples]), policies=True
+    )
     assert ours == theirs
     for one, other in zip(samples, wanted, strict=True):
         mask = one.action_mask.bool()
@@ -336,7 +327,10 @@ def by_the_models(self: ExperienceMaker, samples: list[Experience], known: objec
 
 def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
     """Of all sources within each group."""
-    return [SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size), response()) for n in range(count)]
+    return [
+        SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size), SimpleNamespace(extras={}))
+        for n in range(count)
+    ]
 
 
 @st.composite
@@ -351,9 +345,7 @@ def reviews(draw):
     return samples, origins_of(len(samples), size), kept, others
 
 
-def made_of(
-    samples: list[Experience], origins: list[SampleOrigin], kept=None, *, advantages=set_advantages, **changed
-) -> BatchExperience:
+def made_of(samples: list[Experience], origins: list[SampleOrigin], kept=None, *, advantages=set_advantages, **changed):
     """The experience of the samples at the positions `kept`; None: of all of them.
 
     `by_the_models` takes the place of the models, and `advantages` that of `set_advantages`.
@@ -422,7 +414,6 @@ def test_a_review_is_as_if_the_others_had_never_been_in_the_batch(drawn, estimat
 @given(reviews(), st.sampled_from([0.05, 0.6]))
 @settings(derandomize=True, database=None)
 def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
-    """Of all tokens of the batch together."""
     samples, origins, kept, others = drawn
     plain, masked = (
         made_of(samples, origins, kept, advantages=from_values, adapt__max_second_moment=bound, **others)

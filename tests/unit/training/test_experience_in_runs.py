@@ -44,8 +44,6 @@ class TestObserve:
 
 
 class TestReference:
-    """A replayed response is not sent to the reference model again."""
-
     METHODS = (
         {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
         {"adapt.method": "bapo_bound", "algorithm": "ba_ppo"},
@@ -97,10 +95,8 @@ class TestMixedGroups:
     def test_each_response_by_its_own_weights(self, world, monkeypatch, method, delay, algorithm):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 1, "adapt.method": method}
         words |= {"train.num_episodes": 6, "adapt.filter": "none"}
-        if method == "exgrpo":
-            words |= {"adapt.options": "start_above=0", "adapt.batch_size": 8}
-        if algorithm == "ba_ppo":
-            words["adapt.returns"] = "vtrace"
+        words |= {"adapt.options": "start_above=0", "adapt.batch_size": 8} if method == "exgrpo" else {}
+        words |= {"adapt.returns": "vtrace"} if algorithm == "ba_ppo" else {}
         plain = Engine.generate_responses
 
         def rounded(engine, **arguments):

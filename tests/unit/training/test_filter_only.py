@@ -60,10 +60,7 @@ def test_the_control_trains_as_grpo_but_for_the_deviation_in_equation_2(runs):
 
 
 def test_with_a_critic_the_control_trains_as_ppo(fitted):
-    """Number by number: tokens, rewards, advantages, old log-probs, and the returns that the critic learns.
-
-    Advantages are whitened over the batch, in whose order the sums are rounded.
-    """
+    """Advantages are whitened over the batch, in whose order the sums are rounded."""
     common = {"prompts": 12, "train.num_episodes": 2}
     plain = fitted(algorithm="ppo", kind=RecordedPPOTrainer, **common)
     control = fitted(algorithm="ba_ppo", **common, **FLAGS, **{"adapt.filter": "none"})

@@ -129,6 +129,7 @@ def test_an_actor_has_openrlhfs_numbers_and_gradients(width):
     assert ours.model.lm_head.request is None
     plain = ours(*batch)
     assert plain.shape == (3, width) and not plain[~batch[1].bool()].any()
+    assert ours(sequences, attention_mask=attention, return_output=True)["logits"].shape == (3, 9, 50)
 
 
 def test_only_response_tokens_reach_the_head(monkeypatch):
@@ -184,12 +185,6 @@ def test_a_hook_may_make_another_object_of_the_logits():
     ours.model.register_forward_hook(hook)
     same(run(ours, *ragged_batch()), run(built(Actor, LLAMA), *ragged_batch()))
     assert ours.sliced
-
-
-def test_without_a_mask_the_model_gives_its_logits():
-    sequences, _, attention = ragged_batch()
-    output = built(SlicedActor, LLAMA)(sequences, attention_mask=attention, return_output=True)
-    assert output["logits"].shape == (3, 9, 50)
 
 
 @pytest.mark.parametrize("tied", [True, False])

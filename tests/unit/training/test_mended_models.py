@@ -158,15 +158,11 @@ def test_a_temperature_without_sampling(tmp_path, generation):
     assert saved.items() >= (generation | {"eos_token_id": 2, "do_sample": True}).items()
 
 
-def test_what_can_be_saved_stays(tmp_path):
+def test_what_can_be_saved_stays_and_what_never_could_is_an_error_at_once(tmp_path):
     model = model_with(tmp_path, repetition_penalty=1.1)
     before = model.generation_config.to_dict()
     make_savable(model)
     assert model.generation_config.to_dict() == before
-
-
-def test_what_could_never_be_saved_is_an_error_at_once(tmp_path):
-    model = model_with(tmp_path)
     model.generation_config.max_new_tokens = 0
     with pytest.raises(ValueError, match="max_new_tokens"):
         make_savable(model)
