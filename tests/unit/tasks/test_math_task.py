@@ -137,24 +137,6 @@ def test_the_last_box_counts(pieces):
 
 
 @pytest.mark.parametrize(
-    ("response", "right"),
-    [
-        (r"<think> It may be \boxed{4}. Wait, I check it ag", 0),
-        (r"<think> 2 + 2 </think> So \boxed{4}.", 1),
-        (r"\boxed{4} <think> and now", 1),
-        (r"So </think> \boxed{4}", 1),  # the prompt has opened it
-    ],
-)
-def test_a_box_within_unfinished_thinking_is_no_answer(response, right):
-    assert (task.score(response, "4"), task.answer(response)) == (right, "4" if right else None)
-
-
-def test_other_commands_are_no_box():
-    assert task.boxed(r"\boxedtext{1}") is None
-    assert task.boxed(r"\boxed{1} \boxedtext{2}") == "1"
-
-
-@pytest.mark.parametrize(
     ("response", "answer"),
     [
         (r"\boxed{ 42. }", "42"),
@@ -168,6 +150,8 @@ def test_other_commands_are_no_box():
         (r"\boxed{4.5e33}", r"4.5\times 10^{33}"),
         (r"\boxed{1 1/2}", r"1\frac{1}{2}"),
         (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        (r"\boxedtext{1}", None),
+        (r"\boxed{1} \boxedtext{2}", "1"),
         (r"\boxed{ \, }", None),
         (r"\boxed{42", None),
         ("\\boxed{" + "1" * 1001 + "}", None),
@@ -298,15 +282,13 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
         ("−5", "-5", True),
         ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
         ("5", "", False),
+        # a label that is no text
+        ("7", 7, True),
+        ("8", 7, False),
     ],
 )
 def test_forms_that_models_write(answer, label, expected):
     assert right(answer, label) == expected
-
-
-def test_a_label_that_is_no_text():
-    assert right("7", 7)
-    assert not right("8", 7)
 
 
 # ------------------------------------------------------------------------------------ time limits, threads, loading
@@ -399,18 +381,25 @@ def test_the_response_is_what_follows_the_prompt_or_the_one_that_is_given():
     assert list(map(float, task.reward_func([r"\boxed{42}"], [""], ["42"])["rewards"])) == [1.0]
 
 
-@pytest.mark.parametrize("opened", ["<think>", "<think>\n"])
-@pytest.mark.parametrize(("text", "right"), [(r"\boxed{4}. Wait", 0.0), (r"\boxed{5}</think>\boxed{4}", 1.0)])
-def test_thinking_that_the_prompt_has_begun_counts_as_begun(opened, text, right):
+@pytest.mark.parametrize(("opened", "text", "right"), [
+    ("", r"<think> It may be \boxed{4}. Wait, I check it ag", 0.0),
+    ("", r"<think> 2 + 2 </think> So \boxed{4}.", 1.0),
+    ("", r"\boxed{4} <think> and now", 1.0),
+    ("", r"So </think> \boxed{4}", 1.0),  # the prompt has opened it
+    ("<think>", r"\boxed{4}. Wait", 0.0),
+    ("<think>\n", r"\boxed{4}. Wait", 0.0),
+    ("<think>", r"\boxed{5}</think>\boxed{4}", 1.0),
+])  # fmt: skip
+def test_a_box_within_unfinished_thinking_is_no_answer(opened, text, right):
+    """Also if the prompt has begun it."""
     result = task.reward_func(["?"], [f"2 + 2?{opened}"], ["4"], [text])
     assert list(map(float, result["rewards"])) == list(map(float, result["extra_logs"]["boxed"])) == [right]
 
 
-def test_the_lists_must_be_of_one_length():
+@pytest.mark.parametrize(("prompts", "labels"), [(["a", "b"], ["1"]), (["a"], ["1", "2"])])
+def test_the_lists_must_be_of_one_length(prompts, labels):
     with pytest.raises(ValueError, match="zip"):
-        task.reward_func(["a"], ["a", "b"], ["1"])
-    with pytest.raises(ValueError, match="zip"):
-        task.reward_func(["a"], ["a"], ["1", "2"])
+        task.reward_func(["a"], prompts, labels)
 
 
 # --------------------------------------------------------------------------------------------------- published rows

@@ -201,9 +201,8 @@ def test_the_last_answer_counts(response, answer):
 
 
 def test_rewards_are_the_librarys_scores_and_say_what_was_answered():
-    label = problem_of("chain_sum").label
+    label, prompt = problem_of("chain_sum").label, "How much? <answer> </answer>"
     right = ast.literal_eval(label)["entry"]["answer"]
-    prompt = "How much? <answer> </answer>"
     responses = [tagged(right), tagged("no number"), f"It is {right}.", ""]
     got = task.reward_func([prompt + text for text in responses], [prompt] * 4, [label] * 4)
     assert got["rewards"].tolist() == got["scores"].tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -231,16 +230,13 @@ def test_a_score_outside_its_range_is_an_error_unless_it_was_rounded(monkeypatch
         assert task.score(tagged(1), label) == score
 
 
-@pytest.mark.parametrize("label", ["", "12", "{'task': 1}", "__import__('os')", "[1]"])
-def test_a_label_of_another_task_is_an_error(label):
-    with pytest.raises(ValueError, match="it must be one that `bapo-openrlhf prepare reasoning_gym` wrote"):
+@pytest.mark.parametrize(
+    "label", ["", "12", "{'task': 1}", "__import__('os')", "[1]", "{'task': 'puzzle24', 'parameters': {}, 'entry': {}}"]
+)
+def test_a_label_of_another_task_or_a_refused_one_is_an_error(label):
+    """Another version may have written it."""
+    with pytest.raises(ValueError, match="^label has the task puzzle24; " if "puzzle24" in label else "^label is "):
         task.score(tagged(1), label)
-
-
-def test_a_label_of_a_refused_task_is_an_error():
-    """It may be in data that another version has written."""
-    with pytest.raises(ValueError, match=r"^label has the task puzzle24; it is refused because its judge"):
-        task.score(tagged("6*4*1*1"), repr({"task": "puzzle24", "parameters": {}, "entry": {}}))
 
 
 # ── names, levels, weights ──
@@ -261,23 +257,13 @@ def test_the_file_gives_names_of_ones_own():
     assert [kind.weight for kind in task.requested_kinds("three:3,gcd", SUMS)] == [3.0, 1.0]
 
 
-BAD = {
+BAD = {  # --tasks, or the text of --config
     "chainsum": r"task is 'chainsum'; it must be one of reasoning-gym's 106; did you mean chain_sum",
     "codeio": "task is codeio; it is refused because it runs programs of its data",
     "chain_sum@99": r"reasoning-gym refuses chain_sum .*level is 99; it must be 0\.\.",
     "chain_sum:x": "--tasks has 'chain_sum:x'; each must be NAME, NAME@LEVEL or NAME:WEIGHT",
     "chain_sum,chain_sum": "--tasks has chain_sum twice",
     "chain_sum:0": "all weights are 0",
-}
-
-
-@pytest.mark.parametrize(("tasks", "message"), BAD.items(), ids=BAD)
-def test_bad_names(tasks, message):
-    with pytest.raises(ConfigError, match=message):
-        task.requested_kinds(tasks, None)
-
-
-BAD_FILES = {
     "x: {task: chain_sum, terms: 3}": "x: terms is no parameter of chain_sum; it has min_terms",
     "x: {task: chain_sum, min_terms: 9, max_terms: 2}": "x: reasoning-gym refuses chain_sum with min_terms=9, max_t",
     "x: {task: chain_sum, weight: -1}": "x: weight is -1; it must be a number of at least 0",
@@ -288,12 +274,12 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize(("text", "message"), BAD_FILES.items(), ids=range(len(BAD_FILES)))
-def test_bad_files(tmp_path, text, message):
+@pytest.mark.parametrize(("asked", "message"), BAD.items(), ids=range(len(BAD)))
+def test_bad_names_and_files(tmp_path, asked, message):
     file = tmp_path / "kinds.yaml"
-    file.write_text(text)
+    file.write_text(asked)
     with pytest.raises(ConfigError, match=message):
-        task.task_of_kinds(None, file)
+        task.task_of_kinds(*((None, file) if ": " in asked or asked == "[]" else (asked, None)))
 
 
 @pytest.mark.parametrize("installed", [None, "0.1.24"])
@@ -368,25 +354,12 @@ def test_labels_are_literals_even_if_an_entry_has_a_fraction():
 
 
 def test_an_integral_that_the_library_could_not_solve_is_no_problem(monkeypatch):
-    class Integrals:
-        def __getitem__(self, index):
-            return {"question": str(index), "answer": ["x**2 + C", "Integral(x, x) + C"][index % 2]}
-
+    made = [{"question": str(index), "answer": ["x**2 + C", "Integral(x, x) + C"][index % 2]} for index in range(40)]
     kind = task.Kind("integrals", "intermediate_integration", {}, 1.0, 1.0)
-    monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: Integrals()))
+    monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: made))
     assert {int(problem.text) % 2 for problem in task.problems(kind, "train", 8, 0)} == {0}
-
-
-def test_a_generator_that_gives_up_says_so(monkeypatch):
-    class GivesUp:
-        def __getitem__(self, index):
-            raise ValueError("Could not generate a puzzle")
-
-    kind = task.Kind("jugs@3", "jugs", {}, 1.0, 1.0)
-    monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: GivesUp()))
-    with pytest.raises(
-        ConfigError, match=r"^reasoning-gym cannot make entry 0 of jugs@3: .*Could not generate a puzzle"
-    ):
+    made.clear()  # a generator that gives up
+    with pytest.raises(ConfigError, match="^reasoning-gym cannot make entry 0 of integrals: "):
         task.problems(kind, "train", 1, 0)
 
 
