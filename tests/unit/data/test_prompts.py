@@ -192,28 +192,22 @@ class TestLengths:
 
     ROWS = tuple({"q": "é" * length, "a": "x"} for length in range(1, 9))  # 2, 4, ..., 16 tokens
 
-    @pytest.mark.parametrize(
-        ("flags", "limit", "row", "tokens", "cut"),
-        [
-            ({"data__max_len": 20, "rollout__max_new_tokens": 10}, 10, 6, 12, 3),
-            ({"data__max_len": 11, "rollout__max_new_tokens": None}, 10, 6, 12, 3),
-            ({"data__max_len": 12, "rollout__max_new_tokens": 1}, 11, 6, 12, 3),
-            ({"data__max_len": 16, "rollout__max_new_tokens": 10, "data__input_template": "<{}>"}, 6, 3, 8, 6),
-        ],
-    )
+    @pytest.mark.parametrize(("flags", "limit", "row", "tokens", "cut"), [
+        ({"data__max_len": 20, "rollout__max_new_tokens": 10}, 10, 6, 12, 3),
+        ({"data__max_len": 11, "rollout__max_new_tokens": None}, 10, 6, 12, 3),
+        ({"data__max_len": 12, "rollout__max_new_tokens": 1}, 11, 6, 12, 3),
+        ({"data__max_len": 16, "rollout__max_new_tokens": 10, "data__input_template": "<{}>"}, 6, 3, 8, 6),
+    ])  # fmt: skip
     def test_those_that_would_be_cut_are_counted(self, with_tokenizer, flags, limit, row, tokens, cut):
         checked = with_tokenizer(self.ROWS, **flags)
         (warning,), (found,) = checked.warnings, checked.not_found
         assert f", row {row}: the prompt has {tokens} tokens, " in warning and f" {limit} = " in warning
         assert f", row {row}: " in found and all(f"with {cut} of 8 rows" in text for text in (warning, found))
 
-    @pytest.mark.parametrize(
-        ("change", "texts"),
-        [
-            (("NFC",), ["\u00e9?", "e\u0300?", "e\u0302?"]),  # as Qwen's does
-            (("Replace", "  ", " "), ["a b", "a  b", "  a"]),  # transformers#40088
-        ],
-    )
+    @pytest.mark.parametrize(("change", "texts"), [
+        (("NFC",), ["\u00e9?", "e\u0300?", "e\u0302?"]),  # as Qwen's does
+        (("Replace", "  ", " "), ["a b", "a  b", "  a"]),  # transformers#40088
+    ])  # fmt: skip
     def test_those_that_the_tokenizer_changes_are_counted(self, with_tokenizer, tokenizer_folder, change, texts):
         """A reward function that looks for them in the query finds nothing."""
         from tokenizers import Tokenizer, normalizers

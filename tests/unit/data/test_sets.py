@@ -64,13 +64,10 @@ class TestFiles:
     def test_lines_that_are_no_objects(self, check, name, text, message):
         assert check.refusal(check.file(name, text)).startswith(message)
 
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
-            (f'[{{"q": "1", "a": {"9" * 5000}}}]', ": no valid JSON (Exceeds the limit"),
-            ('{"q": ["1", "2"], "a": ["3", "4"]}', "row 1: q is ['1', '2']; "),  # one object of columns
-        ],
-    )
+    @pytest.mark.parametrize(("text", "says"), [
+        (f'[{{"q": "1", "a": {"9" * 5000}}}]', ": no valid JSON (Exceeds the limit"),
+        ('{"q": ["1", "2"], "a": ["3", "4"]}', "row 1: q is ['1', '2']; "),  # one object of columns
+    ])  # fmt: skip
     def test_a_document_of_another_kind(self, check, text, says):
         assert check.refusal(check.file("a.json", text)).startswith(says)
 

@@ -20,19 +20,16 @@ def template(opens):
     return apply
 
 
-@pytest.mark.parametrize(
-    ("prompt", "response", "wrong"),
-    [
-        (f"1 + 1?{END}\n{HEADER}", "<think>\none and one\n</think>\nIt is 2.", None),
-        (f"1 + 1?{END}\n{HEADER}<think>\n", "one and one\n</think>\nIt is 2.", None),
-        (f"1 + 1?{END}\n{HEADER}<think>\n", "<think>\none and one\n</think>\nIt is 2.", "<think>"),
-        (f"1 + 1?{END}\n{HEADER}", "<think>\n<think>\none\n</think>\nIt is 2.", "<think>"),
-        (f"Write <think> first: 1 + 1?{END}\n{HEADER}", "<think>\none\n</think>\nIt is 2.", None),
-        (f"1 + 1?{END}\n{HEADER}", f"It is 2.{END}\n", None),
-        (f"1 + 1?{END}\n{HEADER}", f"It is 2.{END}{END}", END),
-        (f"1 + 1?{END}\n{HEADER}", f"{HEADER}It is 2.", HEADER.strip()),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "response", "wrong"), [
+    (f"1 + 1?{END}\n{HEADER}", "<think>\none and one\n</think>\nIt is 2.", None),
+    (f"1 + 1?{END}\n{HEADER}<think>\n", "one and one\n</think>\nIt is 2.", None),
+    (f"1 + 1?{END}\n{HEADER}<think>\n", "<think>\none and one\n</think>\nIt is 2.", "<think>"),
+    (f"1 + 1?{END}\n{HEADER}", "<think>\n<think>\none\n</think>\nIt is 2.", "<think>"),
+    (f"Write <think> first: 1 + 1?{END}\n{HEADER}", "<think>\none\n</think>\nIt is 2.", None),
+    (f"1 + 1?{END}\n{HEADER}", f"It is 2.{END}\n", None),
+    (f"1 + 1?{END}\n{HEADER}", f"It is 2.{END}{END}", END),
+    (f"1 + 1?{END}\n{HEADER}", f"{HEADER}It is 2.", HEADER.strip()),
+])  # fmt: skip
 def test_each_part_is_there_once(prompt, response, wrong):
     found = wrong_response(prompt, response, end=END, header=HEADER)
     assert found is None if wrong is None else wrong in found

@@ -6,8 +6,6 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.rule import Flags, check_rules
-from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch import environment, preflight
 from bapo_openrlhf.launch.environment import missing_attention
 from bapo_openrlhf.launch.preflight import check_packages
@@ -30,20 +28,17 @@ FLASH = "ds.attn_implementation is flash_attention_2"
 PACKS = "ds.packing_samples is True"
 
 
-@pytest.mark.parametrize(
-    ("words", "flag", "without", "needs"),
-    [
-        ({"implementation": "flash_attention_2"}, FLASH, [], "flash-attn"),
-        ({"implementation": "flash_attention_2"}, FLASH, [], "kernels"),
-        # FLASH_ATTENTION_SKIP_CUDA_BUILD installs flash-attn without its compiled module: the import then fails
-        ({"implementation": "flash_attention_2"}, FLASH, ["flash_attn"], "flash-attn"),
-        ({"implementation": "flash_attention_3"}, "ds.attn_implementation is flash_attention_3", [], "flash-attn-3"),
-        ({"implementation": "org/attn"}, "ds.attn_implementation is org/attn", ["flash_attn_2_cuda"], "kernels"),
-        # OpenRLHF packs with functions of flash-attn, so another package with this attention does not help
-        ({"implementation": "flash_attention_2", "packed": True}, PACKS, ["kernels"], "flash-attn"),
-        ({"implementation": "sdpa", "liger": True}, "ds.use_liger_kernel is True", ["kernels"], "liger-kernel"),
-    ],
-)
+@pytest.mark.parametrize(("words", "flag", "without", "needs"), [
+    ({"implementation": "flash_attention_2"}, FLASH, [], "flash-attn"),
+    ({"implementation": "flash_attention_2"}, FLASH, [], "kernels"),
+    # FLASH_ATTENTION_SKIP_CUDA_BUILD installs flash-attn without its compiled module: the import then fails
+    ({"implementation": "flash_attention_2"}, FLASH, ["flash_attn"], "flash-attn"),
+    ({"implementation": "flash_attention_3"}, "ds.attn_implementation is flash_attention_3", [], "flash-attn-3"),
+    ({"implementation": "org/attn"}, "ds.attn_implementation is org/attn", ["flash_attn_2_cuda"], "kernels"),
+    # OpenRLHF packs with functions of flash-attn, so another package with this attention does not help
+    ({"implementation": "flash_attention_2", "packed": True}, PACKS, ["kernels"], "flash-attn"),
+    ({"implementation": "sdpa", "liger": True}, "ds.use_liger_kernel is True", ["kernels"], "liger-kernel"),
+])  # fmt: skip
 def test_what_needs_a_package(install, words, flag, without, needs):
     modules = {"flash-attn": "flash_attn_2_cuda", "flash-attn-3": "flash_attn_interface", "kernels": "kernels"}
     install(*without)
@@ -51,15 +46,6 @@ def test_what_needs_a_package(install, words, flag, without, needs):
     assert text.startswith(f"{flag}; ") and needs in text
     install(modules.get(needs, "liger_kernel"))
     assert missing_attention(arguments_of(**words)) is None
-
-
-def test_it_is_refused_only_with_a_gpu(monkeypatch):
-    monkeypatch.setenv(cpu.SWITCH, "1")
-    check_packages(arguments_of("flash_attention_2"))
-    monkeypatch.setenv(cpu.SWITCH, "0")
-    check_packages(arguments_of("sdpa"))
-    with pytest.raises(ConfigError, match=rf"^{FLASH}; "):
-        check_packages(arguments_of("flash_attention_2"))
 
 
 def test_wandb_is_needed_also_without_a_gpu(monkeypatch):
@@ -72,9 +58,3 @@ def test_wandb_is_needed_also_without_a_gpu(monkeypatch):
             check_packages(args)
     monkeypatch.setattr(preflight, "find_spec", lambda name: SimpleNamespace(origin="wandb/__init__.py"))
     check_packages(args)
-
-
-def test_packed_samples_may_have_another_flash_attention():
-    """test_bad_configurations.py has attention that they may not have."""
-    check_rules([PACKED], Flags({"ds.attn_implementation": "flash_attention_3", "ds.packing_samples": True}))
-    check_rules([PACKED], Flags({"ds.attn_implementation": "sdpa"}))

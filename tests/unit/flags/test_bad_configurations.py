@@ -372,7 +372,8 @@ GOOD = rows_in("""
     algorithm=ba_ppo adapt.critic_groups=generated ; algorithm=ba_ppo adapt.critic_baseline=batch ;
     algorithm=ba_ppo adapt.length_adaptive_lambd=0.05 ;
     algorithm=ba_ppo run.gradient_probe=4 actor.num_gpus_per_node=1 critic.num_gpus_per_node=2 ;
-    algorithm=grpo rollout.top_p=0.9 ; critic.adam.lr=0 ; adapt.method=pods adapt.partial_rollout_tokens=8 ;
+    algorithm=grpo rollout.top_p=0.9 ; critic.adam.lr=0 ; ds.packing_samples ds.attn_implementation=flash_attention_3 ;
+    adapt.method=pods adapt.partial_rollout_tokens=8 ;
     train.async_enable train.async_queue_size=7 adapt.max_staleness=1 ; @once actor.lr_warmup_ratio=0 ;
     @once actor.lr_scheduler=constant ; rollout.batch_size=256 train.batch_size=1024 ; @once train.max_epochs=2 ;
     algorithm=ba_ppo adapt.value_pretraining=1 @once actor.lr_warmup_ratio=0 ;

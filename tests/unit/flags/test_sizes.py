@@ -13,14 +13,11 @@ from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, critic_steps, left_over, most_tokens, pretraining_steps
 
 
-@pytest.mark.parametrize(
-    ("ends", "reward_range", "expected"),
-    [
-        ([0.5, 2.0], [-1, 3], (Fraction(3, 8), Fraction(3, 4))),
-        ([0.1, 0.9], None, (Fraction(1, 10), Fraction(9, 10))),
-        ([-math.inf, math.inf], [-1, 3], (-math.inf, math.inf)),
-    ],
-)
+@pytest.mark.parametrize(("ends", "reward_range", "expected"), [
+    ([0.5, 2.0], [-1, 3], (Fraction(3, 8), Fraction(3, 4))),
+    ([0.1, 0.9], None, (Fraction(1, 10), Fraction(9, 10))),
+    ([-math.inf, math.inf], [-1, 3], (-math.inf, math.inf)),
+])  # fmt: skip
 def test_a_signal_lies_between_the_ends_of_dynamic_filtering(ends, reward_range, expected):
     """In the range of the task's rewards, mapped to [0, 1] as groups are."""
     algo = SimpleNamespace(dynamic_filtering_enable=True, dynamic_filtering_range=ends)
@@ -86,16 +83,13 @@ def test_tokens_of_a_rank(limit, dynamic, tokens):
     assert [most_tokens(args, phase) for phase in ("train", "rollout")] == tokens
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "budget", "longest", "steps"),
-    [
-        (False, None, 24, 2 * 3 * 3 * 2 * 5),
-        (True, None, 24, 2 * 3 * 3 * 2 * 20),
-        (False, 12, 24, 2 * 3 * 3 * 2 * 10),
-        (False, 11, 24, 2 * 3 * 3 * 2 * 15),
-        (False, 11, None, 2 * 3 * 3 * 2 * 20),
-    ],
-)
+@pytest.mark.parametrize(("dynamic", "budget", "longest", "steps"), [
+    (False, None, 24, 2 * 3 * 3 * 2 * 5),
+    (True, None, 24, 2 * 3 * 3 * 2 * 20),
+    (False, 12, 24, 2 * 3 * 3 * 2 * 10),
+    (False, 11, 24, 2 * 3 * 3 * 2 * 15),
+    (False, 11, None, 2 * 3 * 3 * 2 * 20),
+])  # fmt: skip
 def test_steps_of_the_critic_before_the_actors(dynamic, budget, longest, steps):
     """Passes x trainer steps x epochs x the critic's epochs x optimizer steps of all fresh responses.
 

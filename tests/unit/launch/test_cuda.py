@@ -51,16 +51,13 @@ def test_a_machine_without_gpus_is_told_what_the_locked_torch_needs(machine, tor
     assert re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.M)[1] == cuda.LOCKED
 
 
-@pytest.mark.parametrize(
-    ("torch", "driver", "nvcc", "named"),
-    [
-        ("2.13.0", "570.86.15", "13.0", ["driver is 570.86.15"]),
-        ("2.13.0", "590.1", "13.1", ["nvcc is 13.1"]),
-        ("2.13.0", "580.65.06", None, ["nvcc is not found"]),
-        ("2.13.0+cu126", "535.1", "12.4", []),  # DeepSpeed takes any nvcc of CUDA 12
-        ("2.13.0+cu126", "510.1", "13.0", ["driver is 510.1", "nvcc is 13.0"]),
-    ],
-)
+@pytest.mark.parametrize(("torch", "driver", "nvcc", "named"), [
+    ("2.13.0", "570.86.15", "13.0", ["driver is 570.86.15"]),
+    ("2.13.0", "590.1", "13.1", ["nvcc is 13.1"]),
+    ("2.13.0", "580.65.06", None, ["nvcc is not found"]),
+    ("2.13.0+cu126", "535.1", "12.4", []),  # DeepSpeed takes any nvcc of CUDA 12
+    ("2.13.0+cu126", "510.1", "13.0", ["driver is 510.1", "nvcc is 13.0"]),
+])  # fmt: skip
 def test_warnings(machine, monkeypatch, torch, driver, nvcc, named):
     machine(torch, driver, nvcc)
     warnings = cuda.warnings_of_machine()
@@ -107,15 +104,12 @@ def test_expandable_segments_are_refused(allocator, name, words, value):
         allocator(words, **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("words", "value", "on_cpu"),
-    [
-        (ALONE, "expandable_segments:True", False),
-        (AHEAD, "expandable_segments:True", False),  # engines with GPUs of their own get their weights by NCCL
-        ([], "expandable_segments:False", False),
-        ([], "max_split_size_mb:64", False),
-        ([], "expandable_segments:True", True),
-    ],
-)
+@pytest.mark.parametrize(("words", "value", "on_cpu"), [
+    (ALONE, "expandable_segments:True", False),
+    (AHEAD, "expandable_segments:True", False),  # engines with GPUs of their own get their weights by NCCL
+    ([], "expandable_segments:False", False),
+    ([], "max_split_size_mb:64", False),
+    ([], "expandable_segments:True", True),
+])  # fmt: skip
 def test_expandable_segments_that_do_no_harm(allocator, words, value, on_cpu):
     allocator(words, on_cpu, PYTORCH_CUDA_ALLOC_CONF=value)

@@ -138,18 +138,15 @@ def test_loading_may_take_longer_than_a_turn(refusal):
     assert refusal(text, timeout=2.0) == []
 
 
-@pytest.mark.parametrize(
-    ("values", "adapted"),
-    [
-        ({}, True),
-        ({}, False),
-        ({"extra_logs": "{'tries': torch.tensor(2.0), 'n': 1}", "scores": "torch.tensor(0.25)"}, True),
-        ({"environment_feedback": "''"}, True),
-        ({"done": "False"}, True),  # it would go on for ever
-        ({"rewards": "__import__('numpy').float32(1)", "done": "True"}, True),
-        ({"done": "states['label'] == '4' and states['observation_text'] == '2+2=' and Verdict(True)"}, True),
-    ],
-)
+@pytest.mark.parametrize(("values", "adapted"), [
+    ({}, True),
+    ({}, False),
+    ({"extra_logs": "{'tries': torch.tensor(2.0), 'n': 1}", "scores": "torch.tensor(0.25)"}, True),
+    ({"environment_feedback": "''"}, True),
+    ({"done": "False"}, True),  # it would go on for ever
+    ({"rewards": "__import__('numpy').float32(1)", "done": "True"}, True),
+    ({"done": "states['label'] == '4' and states['observation_text'] == '2+2=' and Verdict(True)"}, True),
+])  # fmt: skip
 def test_a_good_agent_may_play(refusal, values, adapted):
     assert refusal(source(**values), adapted=adapted) == []
 

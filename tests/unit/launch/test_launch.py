@@ -165,14 +165,11 @@ class TestEnd:
 
         return of
 
-    @pytest.mark.parametrize(
-        ("error", "how", "status", "text"),
-        [
-            (None, "finished", 0, ""),
-            (RunError("step 3, training: the actor died"), "failed", 1, "step 3, training: the actor died"),
-            (OSError(28, "No space left on device"), "failed", 1, "OSError: [Errno 28] No space left on device"),
-        ],
-    )
+    @pytest.mark.parametrize(("error", "how", "status", "text"), [
+        (None, "finished", 0, ""),
+        (RunError("step 3, training: the actor died"), "failed", 1, "step 3, training: the actor died"),
+        (OSError(28, "No space left on device"), "failed", 1, "OSError: [Errno 28] No space left on device"),
+    ])  # fmt: skip
     def test_that_it_finished_or_failed(self, end, error, how, status, text):
         assert end(error) == ({"how": how, "status": status, "text": text}, error)
 
@@ -246,14 +243,11 @@ class TestResume:
         return run
 
     @pytest.mark.parametrize("adapted", [True, False])
-    @pytest.mark.parametrize(
-        ("flags", "says"),
-        [
-            ({"data__input_key": "x", "train__seed": 1}, ["train.seed is 1, and was 42", "data.input_key is x, and "]),
-            ({"prompts": 8}, ["data.prompt_dataset is 8 rows, blake2b ", "and was 20 rows, blake2b "]),
-            ({"actor__num_gpus_per_node": 4}, ["actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"]),
-        ],
-    )
+    @pytest.mark.parametrize(("flags", "says"), [
+        ({"data__input_key": "x", "train__seed": 1}, ["train.seed is 1, and was 42", "data.input_key is x, and "]),
+        ({"prompts": 8}, ["data.prompt_dataset is 8 rows, blake2b ", "and was 20 rows, blake2b "]),
+        ({"actor__num_gpus_per_node": 4}, ["actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"]),
+    ])  # fmt: skip
     def test_a_change_is_refused_by_name(self, go, tmp_path, adapted, flags, says):
         """What else is a change is in test_settings.py."""
         go(adapted=adapted)
@@ -562,15 +556,12 @@ class TestWhoseRecord:
         shutil.rmtree(tmp_path / "ck_mine/_actor")
         self.refused(made, "^ckpt.path is .*resumed", ckpt__save_steps=-1)
 
-    @pytest.mark.parametrize(
-        ("steps", "flags"),
-        [
-            (9, {}),  # killed before the first checkpoint
-            (10, {}),  # and in it, because the record of a step is written first
-            (30, {"ckpt__save_steps": -1}),
-            (30, {"ckpt__disable_ds": True}),
-        ],
-    )
+    @pytest.mark.parametrize(("steps", "flags"), [
+        (9, {}),  # killed before the first checkpoint
+        (10, {}),  # and in it, because the record of a step is written first
+        (30, {"ckpt__save_steps": -1}),
+        (30, {"ckpt__disable_ds": True}),
+    ])  # fmt: skip
     @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
     def test_a_run_that_saved_nothing_begins_again(self, made, tmp_path, steps, flags, algorithm):
         flags = {"algorithm": algorithm, "train__batch_size": 16, "ckpt__load_enable": True} | flags

@@ -52,14 +52,11 @@ def test_the_tensors_of_a_bin_file(tmp_path, zipped):
         shapes_of("f", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("first", "more", "engines"),
-    [
-        (WHOLE, ["c.safetensors", "d.safetensors"], "c.safetensors, d.safetensors"),  # shards beside an old file
-        (WHOLE, ["old.safetensors"], "model.safetensors, old.safetensors"),  # that no index names
-        ("pytorch_model.bin", ["adapter_model.bin"], "adapter_model.bin, pytorch_model.bin"),
-    ],
-)
+@pytest.mark.parametrize(("first", "more", "engines"), [
+    (WHOLE, ["c.safetensors", "d.safetensors"], "c.safetensors, d.safetensors"),  # shards beside an old file
+    (WHOLE, ["old.safetensors"], "model.safetensors, old.safetensors"),  # that no index names
+    ("pytorch_model.bin", ["adapter_model.bin"], "adapter_model.bin, pytorch_model.bin"),
+])  # fmt: skip
 def test_a_second_set_of_weights(tmp_path, first, more, engines):
     """transformers and vLLM would load different ones."""
     for name in (first, *more):
@@ -94,15 +91,12 @@ def test_a_file_that_is_not_whole(tmp_path, content):
     assert refusal(tmp_path).startswith(f"{WHOLE} has {len(content)} bytes ")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("tokenizer.json", "no such file"),
-        ("adapter_model.safetensors", "an adapter"),
-        ("model-q4.gguf", "`bapo-openrlhf model FILE.gguf DIR`"),
-        ("__0_0.distcp", "a checkpoint"),
-    ],
-)
+@pytest.mark.parametrize(("name", "says"), [
+    ("tokenizer.json", "no such file"),
+    ("adapter_model.safetensors", "an adapter"),
+    ("model-q4.gguf", "`bapo-openrlhf model FILE.gguf DIR`"),
+    ("__0_0.distcp", "a checkpoint"),
+])  # fmt: skip
 def test_a_folder_without_weights(tmp_path, name, says):
     (tmp_path / name).touch()
     assert says in refusal(tmp_path) and WHOLE in refusal(tmp_path)
@@ -204,13 +198,10 @@ def test_too_few_embeddings_or_positions(compared, tmp_path, part):
     assert compared().startswith("data.max_len is 64; it must be at most 63, ")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "added", "says"),
-    [
-        (["<pad>", "<eos>", "b", "a"], ["<think>"], "its token 2 is 'b', and it must be 'a' as in actor.model_name"),
-        (TOKENS, [], "its token 4 is None, and it must be '<think>' as in actor.model_name"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "added", "says"), [
+    (["<pad>", "<eos>", "b", "a"], ["<think>"], "its token 2 is 'b', and it must be 'a' as in actor.model_name"),
+    (TOKENS, [], "its token 4 is None, and it must be '<think>' as in actor.model_name"),
+])  # fmt: skip
 def test_a_model_that_reads_other_tokens(compared, tmp_path, tokens, added, says):
     (tmp_path / "reward" / "tokenizer.json").write_text(tokenizer(tokens, added=added))
     assert says in compared()

@@ -126,15 +126,11 @@ class TestLoaded:
         if head:
             assert load(path, "critic") == []
 
-    @pytest.mark.parametrize(
-        ("kind", "saved"),
-        [
-            ("qwen2 tied", lambda weights: {"lm_head.weight": weights["model.embed_tokens.weight"].clone(), **weights}),
-            ("llama tied", lambda weights: {name.removeprefix("model."): one for name, one in weights.items()}),
-            ("llama", lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
-        ],
-        ids=["a tied head", "without the prefix of a model with a head", "a table that old versions saved"],
-    )
+    @pytest.mark.parametrize(("kind", "saved"), [
+        ("qwen2 tied", lambda weights: {"lm_head.weight": weights["model.embed_tokens.weight"].clone(), **weights}),
+        ("llama tied", lambda weights: {name.removeprefix("model."): one for name, one in weights.items()}),
+        ("llama", lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    ], ids=["a tied head", "without the prefix of a model with a head", "a table that old versions saved"])  # fmt: skip
     def test_what_is_whole_too(self, folder, kind, saved):
         path = folder(kind)
         write(path, saved(weights_of(path)))
@@ -215,15 +211,12 @@ class TestGenerates:
         assert "quantized (modelopt)" in refusal(lambda: self.ask(path))
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        ({"model_type": "qwen2", "attention_dropout": 0.3}, ["attention_dropout 0.3"]),
-        ({"model_type": "gpt2"}, ["attn_pdrop 0.1"]),  # by default
-        ({"model_type": "mine", "text_config": {"hidden_dropout": 0.2}}, ["hidden_dropout 0.2"]),
-        ({"model_type": "qwen2"}, []),
-    ],
-)
+@pytest.mark.parametrize(("config", "named"), [
+    ({"model_type": "qwen2", "attention_dropout": 0.3}, ["attention_dropout 0.3"]),
+    ({"model_type": "gpt2"}, ["attn_pdrop 0.1"]),  # by default
+    ({"model_type": "mine", "text_config": {"hidden_dropout": 0.2}}, ["hidden_dropout 0.2"]),
+    ({"model_type": "qwen2"}, []),
+])  # fmt: skip
 def test_dropout_is_named(tmp_path, config, named):
     (tmp_path / "config.json").write_text(json.dumps(config))
     warnings = Noisy("actor.model_name_or_path", str(tmp_path)).answer()

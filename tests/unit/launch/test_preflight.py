@@ -214,16 +214,13 @@ def user(content: object) -> dict:
 
 
 class TestImages:
-    @pytest.mark.parametrize(
-        ("flags", "refused"),
-        [
-            ({}, True),
-            ({"actor__freeze_visual_encoder": True}, False),
-            ({"actor__freeze_visual_encoder": True, "ds__zero_stage": 3}, True),
-            ({"actor__num_gpus_per_node": 1, "ds__zero_stage": 3}, False),
-            ({"ds__tensor_parallel_size": 2, "ref__num_gpus_per_node": 2}, False),  # both ranks have the same samples
-        ],
-    )
+    @pytest.mark.parametrize(("flags", "refused"), [
+        ({}, True),
+        ({"actor__freeze_visual_encoder": True}, False),
+        ({"actor__freeze_visual_encoder": True, "ds__zero_stage": 3}, True),
+        ({"actor__num_gpus_per_node": 1, "ds__zero_stage": 3}, False),
+        ({"ds__tensor_parallel_size": 2, "ref__num_gpus_per_node": 2}, False),  # both ranks have the same samples
+    ])  # fmt: skip
     def test_rows_with_and_without_images(self, run, pictures, flags, refused):
         """Several ranks would wait for each other: one of them runs the part that sees, and another one does not."""
         flags = pictures({"q": "1 + 1?", "images": []}, {"q": "1 + 2?", "images": None}, **flags)
@@ -242,27 +239,24 @@ class TestImages:
         rows = [chat, parts, *({"images": name} for name in names), *text_only]
         assert run.check(**pictures(*rows, actor__num_gpus_per_node=1)).prompts == 1 + len(rows)
 
-    @pytest.mark.parametrize(
-        ("row", "says"),
-        [
-            ({"q": "Find x."}, "1 images (data.image_key images) and 0 <image>"),
-            ({"q": "<image><image>Find x."}, "1 images (data.image_key images) and 2 <image>"),
-            ({"images": None}, "0 images (data.image_key images) and 1 <image>"),
-            ({"q": [user("Find x.")]}, "1 images (data.image_key images) and 0 <image>"),
-            ({"q": [user([{"type": "text", "text": "Find x."}])]}, "1 images (data.image_key images) and 0 <image>"),
-            ({"q": [user("<image>"), user("<image>")]}, "1 images (data.image_key images) and 2 <image>"),
-            ({"q": 3 * "<image>", "images": 3 * ["good.png"]}, "images: 3; data.max_images_per_prompt is 2"),
-            ({"q": 2 * "<image>", "images": ["good.png", "gone.png"]}, "image gone.png"),
-            ({"images": ["text.png"]}, "image text.png "),
-            ({"images": ["cut.png"]}, "image cut.png "),
-            ({"images": ["cut.jpg"]}, "image cut.jpg "),
-            ({"images": ["thin.png"]}, "image thin.png has 1 x 201 pixels"),
-            ({"images": ["."]}, "image . "),
-            ({"images": ["iVBOR" * 200]}, "image iVBOR"),
-            ({"images": ["nul\0.png"]}, "image nul\0.png"),
-            ({"images": [{"path": "1"}]}, "image is of type dict"),
-        ],
-    )
+    @pytest.mark.parametrize(("row", "says"), [
+        ({"q": "Find x."}, "1 images (data.image_key images) and 0 <image>"),
+        ({"q": "<image><image>Find x."}, "1 images (data.image_key images) and 2 <image>"),
+        ({"images": None}, "0 images (data.image_key images) and 1 <image>"),
+        ({"q": [user("Find x.")]}, "1 images (data.image_key images) and 0 <image>"),
+        ({"q": [user([{"type": "text", "text": "Find x."}])]}, "1 images (data.image_key images) and 0 <image>"),
+        ({"q": [user("<image>"), user("<image>")]}, "1 images (data.image_key images) and 2 <image>"),
+        ({"q": 3 * "<image>", "images": 3 * ["good.png"]}, "images: 3; data.max_images_per_prompt is 2"),
+        ({"q": 2 * "<image>", "images": ["good.png", "gone.png"]}, "image gone.png"),
+        ({"images": ["text.png"]}, "image text.png "),
+        ({"images": ["cut.png"]}, "image cut.png "),
+        ({"images": ["cut.jpg"]}, "image cut.jpg "),
+        ({"images": ["thin.png"]}, "image thin.png has 1 x 201 pixels"),
+        ({"images": ["."]}, "image . "),
+        ({"images": ["iVBOR" * 200]}, "image iVBOR"),
+        ({"images": ["nul\0.png"]}, "image nul\0.png"),
+        ({"images": [{"path": "1"}]}, "image is of type dict"),
+    ])  # fmt: skip
     def test_what_is_wrong_with_a_row_is_named(self, run, pictures, row, says):
         """OpenRLHF leaves out an image that does not open, with a warning."""
         run.write("text.png", "no image")
@@ -273,17 +267,14 @@ class TestImages:
         text = run.refusal(**pictures(row))
         assert text.startswith(f"data.prompt_dataset {run.folder}/pictures.jsonl, row 2: ") and says in text
 
-    @pytest.mark.parametrize(
-        ("flags", "says"),
-        [
-            ({"algorithm": "ba_ppo", "data__max_images_per_prompt": 0}, "--algorithm"),  # no critic sees images
-            ({"algorithm": "ppo", "data__max_images_per_prompt": 0}, "--algorithm"),
-            ({"algorithm": "grpo", "data__max_images_per_prompt": None}, "data.max_images_per_prompt is 0"),
-            ({"data__max_images_per_prompt": None}, "data.max_images_per_prompt is 0"),
-            ({"data__image_key": "pictures"}, "data.image_key pictures"),
-            ({"data__apply_chat_template": None}, "data.apply_chat_template"),
-        ],
-    )
+    @pytest.mark.parametrize(("flags", "says"), [
+        ({"algorithm": "ba_ppo", "data__max_images_per_prompt": 0}, "--algorithm"),  # no critic sees images
+        ({"algorithm": "ppo", "data__max_images_per_prompt": 0}, "--algorithm"),
+        ({"algorithm": "grpo", "data__max_images_per_prompt": None}, "data.max_images_per_prompt is 0"),
+        ({"data__max_images_per_prompt": None}, "data.max_images_per_prompt is 0"),
+        ({"data__image_key": "pictures"}, "data.image_key pictures"),
+        ({"data__apply_chat_template": None}, "data.apply_chat_template"),
+    ])  # fmt: skip
     def test_rows_with_images_in_a_run_that_cannot_see_them(self, run, pictures, flags, says):
         """OpenRLHF would train a model without vision on the text only, and say nothing."""
         text = run.refusal(**pictures(**flags))
@@ -424,14 +415,11 @@ class TestReward:
         assert said.startswith("adapt.method") and named in said
 
 
-@pytest.mark.parametrize(
-    ("ratio", "given", "wanted"),
-    [
-        ("behaviour", ("seq", "mask", "tv", 0.4), ("seq", "mask", "tv", [0.0, 0.4])),
-        ("decoupled", (None, None, None, 3), ("token", "clip", "ratio", [0.0, 3.0])),
-        ("decoupled", ("seq", "mask", "binary_kl", 0.005), ("seq", "mask", "binary_kl", [0.0, 0.005])),
-    ],
-)
+@pytest.mark.parametrize(("ratio", "given", "wanted"), [
+    ("behaviour", ("seq", "mask", "tv", 0.4), ("seq", "mask", "tv", [0.0, 0.4])),
+    ("decoupled", (None, None, None, 3), ("token", "clip", "ratio", [0.0, 3.0])),
+    ("decoupled", ("seq", "mask", "binary_kl", 0.005), ("seq", "mask", "binary_kl", [0.0, 0.005])),
+])  # fmt: skip
 def test_a_decoupled_ratio_is_openrlhfs_clipped_token_weight_unless_a_correction_is_given(run, ratio, given, wanted):
     names = [f"is_correction_{name}" for name in ("level", "mode", "gating", "threshold")]
     flags = {f"algo__advantage__{name}": value for name, value in zip(names, given, strict=True) if value}

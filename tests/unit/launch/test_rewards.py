@@ -64,16 +64,13 @@ def test_none_is_asked_without_a_problem(serve):
     assert serve.requests == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        ({"status": 404}, "404 Not Found"),
-        ({"kind": "text/html"}, "text/html"),
-        ({"body": "{"}, "JSONDecodeError"),
-        ({"body": '{"score": 1}'}, "{'score': 1}"),
-        ({"body": '{"rewards": [NaN]}'}, "rewards = [nan]"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "error"), [
+    ({"status": 404}, "404 Not Found"),
+    ({"kind": "text/html"}, "text/html"),
+    ({"body": "{"}, "JSONDecodeError"),
+    ({"body": '{"score": 1}'}, "{'score': 1}"),
+    ({"body": '{"rewards": [NaN]}'}, "rewards = [nan]"),
+])  # fmt: skip
 def test_an_answer_of_no_use_is_an_error(serve, answer, error):
     endpoint = serve(**answer)
     with pytest.raises(ConfigError) as raised:

@@ -203,19 +203,16 @@ def test_solutions_have_positive_integers_as_partial_values_and_no_needless_pare
 # ── Published rows, labels and prompts ──
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"nums": None, "target": 5}, "nums is empty"),
-        ({"nums": [2, 3], "target": None}, "target is empty"),
-        ({"nums": [5], "target": 5}, "fewer than two nums"),
-        ({"nums": [2, 0], "target": 2}, "nums are no positive integers"),
-        ({"nums": [2, "3"], "target": 5}, "nums are no positive integers"),
-        ({"nums": [2, True], "target": 3}, "nums are no positive integers"),
-        ({"nums": "[2, 3]", "target": 5}, "nums are no positive integers"),
-        ({"nums": [2, 3], "target": "5"}, "target is no positive integer"),
-    ],
-)
+@pytest.mark.parametrize(("row", "reason"), [
+    ({"nums": None, "target": 5}, "nums is empty"),
+    ({"nums": [2, 3], "target": None}, "target is empty"),
+    ({"nums": [5], "target": 5}, "fewer than two nums"),
+    ({"nums": [2, 0], "target": 2}, "nums are no positive integers"),
+    ({"nums": [2, "3"], "target": 5}, "nums are no positive integers"),
+    ({"nums": [2, True], "target": 3}, "nums are no positive integers"),
+    ({"nums": "[2, 3]", "target": 5}, "nums are no positive integers"),
+    ({"nums": [2, 3], "target": "5"}, "target is no positive integer"),
+])  # fmt: skip
 def test_bad_rows_say_why(row, reason):
     with pytest.raises(BadRow) as raised:
         countdown.problem(row)
@@ -292,14 +289,11 @@ def test_published_ranges_are_reached_to_their_ends():
         assert min(numbers) == 1 and max(numbers) == 99
 
 
-@pytest.mark.parametrize(
-    ("generator", "part", "n", "sizes"),
-    [
-        ("small", "train", 102, [26, 51, 25]),  # 25.5, 51, 25.5: the first of the largest remainders
-        ("small", "cd34", 100, [0, 50, 50]),
-        ("published", "cd4", 1, [0, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("generator", "part", "n", "sizes"), [
+    ("small", "train", 102, [26, 51, 25]),  # 25.5, 51, 25.5: the first of the largest remainders
+    ("small", "cd34", 100, [0, 50, 50]),
+    ("published", "cd4", 1, [0, 0, 1]),
+])  # fmt: skip
 def test_each_part_has_its_sizes(generator, part, n, sizes):
     """Numbers of problems with 2, 3 and 4 numbers, which are mixed."""
     written = [len(countdown.parse_problem(problem.label)[0]) for problem in generate(generator, part, n)]
@@ -328,15 +322,12 @@ def test_all_problems_of_a_level_are_found_and_no_more():
         generate("small", "train", n + 4)
 
 
-@pytest.mark.parametrize(
-    ("generator", "part", "n", "message"),
-    [
-        ("small", "train", 0, "problems is 0"),
-        ("large", "train", 5, "large/train.* small/cd4"),
-        ("small", "test", 5, "small/test.* published/cd34"),
-        ("small", "train", 10_000, "problems is 10000, 2500 of them of level easy"),
-    ],
-)
+@pytest.mark.parametrize(("generator", "part", "n", "message"), [
+    ("small", "train", 0, "problems is 0"),
+    ("large", "train", 5, "large/train.* small/cd4"),
+    ("small", "test", 5, "small/test.* published/cd34"),
+    ("small", "train", 10_000, "problems is 10000, 2500 of them of level easy"),
+])  # fmt: skip
 def test_bad_requests_are_refused(generator, part, n, message):
     with pytest.raises(ConfigError, match=message):
         countdown.generate(generator, part, n, 0)  # at once, not at the first problem

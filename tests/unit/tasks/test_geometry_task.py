@@ -107,25 +107,22 @@ def test_images_stay_in_order():
     assert problem.key != task.problem(row(second, first, text=text)).key
 
 
-@pytest.mark.parametrize(
-    ("published", "kind"),
-    [
-        (row(), "no image"),
-        ({"images": None, "problem": TEXT, "answer": "5"}, "no image"),
-        (row({}), "image missing"),
-        (row({"bytes": None, "path": "no/such/file.png"}), "image missing"),
-        (row("nul\0.png"), "image missing"),
-        (row(str(Path(__file__).parent)), "image missing"),
-        (row({"bytes": b"", "path": None}), "image broken"),
-        (row(7), "image broken"),
-        (row(b"P6 1 1 255\n\0\0\0"), "image broken"),  # an image, but of a format that is not taken
-        (row(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"), "image broken"),
-        (row(picture(), picture()), "another number of tags than of images"),
-        (row(picture(), text="Find x."), "another number of tags than of images"),
-        (row(picture(), text=" "), "problem is empty"),
-        (row(picture(), answer="$$"), "label does not parse"),
-    ],
-)
+@pytest.mark.parametrize(("published", "kind"), [
+    (row(), "no image"),
+    ({"images": None, "problem": TEXT, "answer": "5"}, "no image"),
+    (row({}), "image missing"),
+    (row({"bytes": None, "path": "no/such/file.png"}), "image missing"),
+    (row("nul\0.png"), "image missing"),
+    (row(str(Path(__file__).parent)), "image missing"),
+    (row({"bytes": b"", "path": None}), "image broken"),
+    (row(7), "image broken"),
+    (row(b"P6 1 1 255\n\0\0\0"), "image broken"),  # an image, but of a format that is not taken
+    (row(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"), "image broken"),
+    (row(picture(), picture()), "another number of tags than of images"),
+    (row(picture(), text="Find x."), "another number of tags than of images"),
+    (row(picture(), text=" "), "problem is empty"),
+    (row(picture(), answer="$$"), "label does not parse"),
+])  # fmt: skip
 def test_bad_rows_say_why(published, kind):
     with pytest.raises(BadRow) as error:
         task.problem(published)

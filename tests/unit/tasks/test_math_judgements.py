@@ -59,22 +59,19 @@ def test_numbers_of_a_few_thousand_digits_are_evaluated(answer, label):
     assert score(answer, label) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("written", "value", "unit"),
-    [
-        (r"5\,\mathrm{kg\cdot m/s^{2}}", "5", "kilogram meter/second^2"),
-        (r"5\text{ meters per second squared}", "5", "meter/second^2"),
-        ("5 sq. ft.", "5", "foot^2"),
-        (r"20^\circ\text{C}", "20", "degree celsius"),
-        ("2.5 million dollars", "2500000", "dollar"),
-        ("8:30 P.M.", "8:30", "pm"),
-        (r"7\text{ glasses}", "7", "glasse"),
-        ("3 m", "3 m", ""),
-        (r"3\text{ if n is even}", r"3\text{if n is even}", ""),
-        (r"3\text{ q}", r"3\text{q}", ""),
-        (r"\text{Area}=3\text{ cm}^2", r"\text{Area}=3", "centimeter^2"),
-    ],
-)
+@pytest.mark.parametrize(("written", "value", "unit"), [
+    (r"5\,\mathrm{kg\cdot m/s^{2}}", "5", "kilogram meter/second^2"),
+    (r"5\text{ meters per second squared}", "5", "meter/second^2"),
+    ("5 sq. ft.", "5", "foot^2"),
+    (r"20^\circ\text{C}", "20", "degree celsius"),
+    ("2.5 million dollars", "2500000", "dollar"),
+    ("8:30 P.M.", "8:30", "pm"),
+    (r"7\text{ glasses}", "7", "glasse"),
+    ("3 m", "3 m", ""),
+    (r"3\text{ if n is even}", r"3\text{if n is even}", ""),
+    (r"3\text{ q}", r"3\text{q}", ""),
+    (r"\text{Area}=3\text{ cm}^2", r"\text{Area}=3", "centimeter^2"),
+])  # fmt: skip
 def test_a_unit_is_told_from_other_text(written, value, unit):
     assert notation.parts(written) == (value, unit)
 

@@ -136,27 +136,24 @@ def test_the_last_box_counts(pieces):
     assert task.boxed(response) == reference_boxed(response)
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"\boxed{ 42. }", "42"),
-        (r"\boxed{$\dfrac{1}{2}$}", r"\frac{1}{2}"),
-        (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3, \frac{\pi}{2})"),
-        (r"\boxed{1{,}234\text{ cm}}", "1234"),
-        (r"\boxed{2,1}", "2, 1"),
-        (r"\boxed{\text{Tuesday}}", "Tuesday"),
-        (r"\boxed{x_{\text{max}}}", r"x_{\text{max}}"),
-        (r"\boxed{2+3\mathrm{i}}", "2+3i"),
-        (r"\boxed{4.5e33}", r"4.5\times 10^{33}"),
-        (r"\boxed{1 1/2}", r"1\frac{1}{2}"),
-        (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-        (r"\boxedtext{1}", None),
-        (r"\boxed{1} \boxedtext{2}", "1"),
-        (r"\boxed{ \, }", None),
-        (r"\boxed{42", None),
-        ("\\boxed{" + "1" * 1001 + "}", None),
-    ],
-)
+@pytest.mark.parametrize(("response", "answer"), [
+    (r"\boxed{ 42. }", "42"),
+    (r"\boxed{$\dfrac{1}{2}$}", r"\frac{1}{2}"),
+    (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3, \frac{\pi}{2})"),
+    (r"\boxed{1{,}234\text{ cm}}", "1234"),
+    (r"\boxed{2,1}", "2, 1"),
+    (r"\boxed{\text{Tuesday}}", "Tuesday"),
+    (r"\boxed{x_{\text{max}}}", r"x_{\text{max}}"),
+    (r"\boxed{2+3\mathrm{i}}", "2+3i"),
+    (r"\boxed{4.5e33}", r"4.5\times 10^{33}"),
+    (r"\boxed{1 1/2}", r"1\frac{1}{2}"),
+    (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\boxedtext{1}", None),
+    (r"\boxed{1} \boxedtext{2}", "1"),
+    (r"\boxed{ \, }", None),
+    (r"\boxed{42", None),
+    ("\\boxed{" + "1" * 1001 + "}", None),
+])  # fmt: skip
 def test_answer_is_the_answer_without_layout_and_unit(response, answer):
     assert task.answer(response) == answer
 
@@ -228,65 +225,62 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
     assert right(f"({','.join(shuffled)})", f"({label})") == (shuffled == values)
 
 
-@pytest.mark.parametrize(
-    ("answer", "label", "expected"),
-    [
-        # letters in bold or italics are vectors, and no units
-        ("2", r"2\mathbf{v}", False),
-        (r"2\mathbf{v}", "2", False),
-        (r"3\mathbf{i}+2", r"3\mathbf{i}+2\mathbf{j}", False),
-        (r"\mathbf{a}\times", r"\mathbf{a}\times\mathbf{c}", False),
-        ("3i+2j", r"3\mathbf{i}+2\mathbf{j}", True),
-        # units to a negative power
-        (r"4.5\times10^{33}\ \mathrm{erg\,s^{-1}}", "4.5e33", True),
-        (r"2\ \text{cm}^{-1}", "2", True),
-        (r"9.8\text{ m s}^{-2}", r"9.8\text{ m/s}^2", True),
-        # complex numbers
-        (r"\frac{1+2i}{5}", r"\frac15+\frac25i", True),
-        (r"2i\sqrt3", r"2\sqrt3i", True),
-        (r"3+4\,i", "3+4i", True),
-        ("4", "4i", False),
-        ("4i", "4", False),
-        # a set of pairs
-        (r"\{(2,3),(4,5)\}", "(2,3),(4,5)", True),
-        # several values by name, or in the order of the label
-        ("(m,n)=(3,2)", "m=2,n=3", False),
-        ("(m,n)=(2,3)", "m=2,n=3", True),
-        ("3,2", "x=2, y=3", False),
-        ("(2,3)", "x=2, y=3", True),
-        ("y=3, x=2", "x=2, y=3", True),
-        ("x=3, y=2", "x=2, y=3", False),
-        ("3, 2", "x=2, x=3", True),
-        ("x=2", "x=2, y=3", False),
-        # a choice, and its value
-        (r"\textbf{(D)}\ 5", "D", True),
-        # percents, characters, and the rest
-        (r"33\frac13\%", r"\frac13", True),
-        ("24。", "24", True),
-        ("1、2", "1, 2", True),
-        (r"\(\frac{33}{65}\)", r"\frac{33}{65}", True),
-        ("2j", "2i", False),
-        ("e^{2 i}", "e^{2i}", True),
-        (r"12\textit{m}", "12", False),
-        # units, signs and digits
-        ("8 \\text{ cm}^2", "8\\mbox{ cm}^{2}", True),
-        ("1.5 \\text{ Minutes}", "\\frac{3}{2}\\text{ minute}", True),
-        ("1011", "1011_2", True),
-        ("a_1", "a", False),
-        ("6m", "6", False),
-        ("a + b", "a + b + c", False),
-        ("50", "\\frac{1}{2}", False),
-        ("5", "0.5\\%", False),
-        ("0.333333", "\\frac{1}{3}", True),
-        ("0.33333", "\\frac{1}{3}", False),
-        ("−5", "-5", True),
-        ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
-        ("5", "", False),
-        # a label that is no text
-        ("7", 7, True),
-        ("8", 7, False),
-    ],
-)
+@pytest.mark.parametrize(("answer", "label", "expected"), [
+    # letters in bold or italics are vectors, and no units
+    ("2", r"2\mathbf{v}", False),
+    (r"2\mathbf{v}", "2", False),
+    (r"3\mathbf{i}+2", r"3\mathbf{i}+2\mathbf{j}", False),
+    (r"\mathbf{a}\times", r"\mathbf{a}\times\mathbf{c}", False),
+    ("3i+2j", r"3\mathbf{i}+2\mathbf{j}", True),
+    # units to a negative power
+    (r"4.5\times10^{33}\ \mathrm{erg\,s^{-1}}", "4.5e33", True),
+    (r"2\ \text{cm}^{-1}", "2", True),
+    (r"9.8\text{ m s}^{-2}", r"9.8\text{ m/s}^2", True),
+    # complex numbers
+    (r"\frac{1+2i}{5}", r"\frac15+\frac25i", True),
+    (r"2i\sqrt3", r"2\sqrt3i", True),
+    (r"3+4\,i", "3+4i", True),
+    ("4", "4i", False),
+    ("4i", "4", False),
+    # a set of pairs
+    (r"\{(2,3),(4,5)\}", "(2,3),(4,5)", True),
+    # several values by name, or in the order of the label
+    ("(m,n)=(3,2)", "m=2,n=3", False),
+    ("(m,n)=(2,3)", "m=2,n=3", True),
+    ("3,2", "x=2, y=3", False),
+    ("(2,3)", "x=2, y=3", True),
+    ("y=3, x=2", "x=2, y=3", True),
+    ("x=3, y=2", "x=2, y=3", False),
+    ("3, 2", "x=2, x=3", True),
+    ("x=2", "x=2, y=3", False),
+    # a choice, and its value
+    (r"\textbf{(D)}\ 5", "D", True),
+    # percents, characters, and the rest
+    (r"33\frac13\%", r"\frac13", True),
+    ("24。", "24", True),
+    ("1、2", "1, 2", True),
+    (r"\(\frac{33}{65}\)", r"\frac{33}{65}", True),
+    ("2j", "2i", False),
+    ("e^{2 i}", "e^{2i}", True),
+    (r"12\textit{m}", "12", False),
+    # units, signs and digits
+    ("8 \\text{ cm}^2", "8\\mbox{ cm}^{2}", True),
+    ("1.5 \\text{ Minutes}", "\\frac{3}{2}\\text{ minute}", True),
+    ("1011", "1011_2", True),
+    ("a_1", "a", False),
+    ("6m", "6", False),
+    ("a + b", "a + b + c", False),
+    ("50", "\\frac{1}{2}", False),
+    ("5", "0.5\\%", False),
+    ("0.333333", "\\frac{1}{3}", True),
+    ("0.33333", "\\frac{1}{3}", False),
+    ("−5", "-5", True),
+    ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
+    ("5", "", False),
+    # a label that is no text
+    ("7", 7, True),
+    ("8", 7, False),
+])  # fmt: skip
 def test_forms_that_models_write(answer, label, expected):
     assert right(answer, label) == expected
 
@@ -423,18 +417,15 @@ def test_each_source_is_read(part):
     assert (result.text, result.label, result.images) == ("Find $x$.", label or row["answer"], ())
 
 
-@pytest.mark.parametrize(
-    ("answer", "multiple", "label"),
-    [
-        (36.0, False, "36"),
-        (0.5, False, "0.5"),
-        (["$69$,$84$"], True, "69, 84"),
-        (["312,123,231"], True, "312, 123, 231"),
-        (["1", "$2$", 3.0], False, "1, 2, 3"),
-        (["(-\\infty, 0) \\cup\\{1\\}."], False, "(-\\infty, 0) \\cup\\{1\\}"),
-        ("\\$18.90", False, "\\$18.90"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "multiple", "label"), [
+    (36.0, False, "36"),
+    (0.5, False, "0.5"),
+    (["$69$,$84$"], True, "69, 84"),
+    (["312,123,231"], True, "312, 123, 231"),
+    (["1", "$2$", 3.0], False, "1, 2, 3"),
+    (["(-\\infty, 0) \\cup\\{1\\}."], False, "(-\\infty, 0) \\cup\\{1\\}"),
+    ("\\$18.90", False, "\\$18.90"),
+])  # fmt: skip
 def test_labels_become_texts(answer, multiple, label):
     row = {"question": "Find $x$.", "final_answer": answer, "is_multiple_answer": multiple}
     result = task.problem(row).label
@@ -442,21 +433,18 @@ def test_labels_become_texts(answer, multiple, label):
     assert right(result, result)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"answer": None}, "answer is empty"),
-        ({"answer": "  "}, "answer is empty"),
-        ({"problem": ""}, "problem is empty"),
-        ({"problem": 7}, "the text is no string: 7"),
-        ({"answer": "proof"}, "label is no mathematics: 'proof'"),
-        ({"answer": '["11"]'}, "label is no mathematics: '[\"11\"]'"),
-        ({"answer": "."}, "label does not parse: '.'"),
-        ({"answer": "\\frac{1}{2"}, "label does not parse: '\\\\frac{1}{2'"),
-        ({"answer": "1}"}, "label does not parse: '1}'"),
-        ({"answer": "1" * 1001}, "label does not parse: '111111111111...1111111111111'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"answer": None}, "answer is empty"),
+    ({"answer": "  "}, "answer is empty"),
+    ({"problem": ""}, "problem is empty"),
+    ({"problem": 7}, "the text is no string: 7"),
+    ({"answer": "proof"}, "label is no mathematics: 'proof'"),
+    ({"answer": '["11"]'}, "label is no mathematics: '[\"11\"]'"),
+    ({"answer": "."}, "label does not parse: '.'"),
+    ({"answer": "\\frac{1}{2"}, "label does not parse: '\\\\frac{1}{2'"),
+    ({"answer": "1}"}, "label does not parse: '1}'"),
+    ({"answer": "1" * 1001}, "label does not parse: '111111111111...1111111111111'"),
+])  # fmt: skip
 def test_bad_rows_say_why(change, reason):
     with pytest.raises(BadRow) as error:
         task.problem({"problem": "Find x.", "answer": "1", **change})

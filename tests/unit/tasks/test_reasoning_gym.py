@@ -87,14 +87,10 @@ def fooled(name, problems=4):
     return found
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        [*TASKS[::10], "number_sorting", "simple_integration", "intermediate_integration"],
-        pytest.param(TASKS, marks=pytest.mark.slow),
-    ],
-    ids=["some", "all"],
-)
+@pytest.mark.parametrize("names", [
+    [*TASKS[::10], "number_sorting", "simple_integration", "intermediate_integration"],
+    pytest.param(TASKS, marks=pytest.mark.slow),
+], ids=["some", "all"])  # fmt: skip
 def test_no_such_answer_is_right_for_all_problems_of_a_task(names):
     assert {name: found for name in names if (found := fooled(name))} == {}
 
@@ -158,27 +154,24 @@ def test_each_module_that_evaluates_text_has_been_looked_at():
     assert result == modules | set(task.LITERALS) | set(LOOKED_AT)
 
 
-@pytest.mark.parametrize(
-    ("formula", "numbers", "names"),
-    [
-        ("(3 + 5) * 7 / 2 - 1", True, True),
-        ("x**2 + 3*x", False, True),
-        ("sin(x)*exp(-x)/pi", False, True),
-        ("2**100", False, False),
-        ("2**(9*9*9)", False, False),
-        ("2**-(99)", False, True),
-        ("3**2", False, True),
-        ("3.5*2", False, True),
-        ("Integral(x, x)", False, False),
-        ("x.__class__", False, False),
-        ("xx", False, False),
-        ("eval(x)", False, False),
-        ("sin(x, evaluate=x)", False, False),
-        ("True", False, False),
-        ("[x for x in x]", False, False),
-        ("1 +" * 200 + "1", False, False),
-    ],
-)
+@pytest.mark.parametrize(("formula", "numbers", "names"), [
+    ("(3 + 5) * 7 / 2 - 1", True, True),
+    ("x**2 + 3*x", False, True),
+    ("sin(x)*exp(-x)/pi", False, True),
+    ("2**100", False, False),
+    ("2**(9*9*9)", False, False),
+    ("2**-(99)", False, True),
+    ("3**2", False, True),
+    ("3.5*2", False, True),
+    ("Integral(x, x)", False, False),
+    ("x.__class__", False, False),
+    ("xx", False, False),
+    ("eval(x)", False, False),
+    ("sin(x, evaluate=x)", False, False),
+    ("True", False, False),
+    ("[x for x in x]", False, False),
+    ("1 +" * 200 + "1", False, False),
+])  # fmt: skip
 def test_harmless_formulas(formula, numbers, names):
     assert (task.harmless(formula, names=False), task.harmless(formula, names=True)) == (numbers, names)
 
@@ -186,16 +179,13 @@ def test_harmless_formulas(formula, numbers, names):
 # ── scores ──
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("<answer>1</answer> no: <answer>2</answer>", "2"),
-        ("<answer>1</answer> and <answer>2", "1"),
-        ("<answer><answer>3</answer>", "3"),
-        ("<think> <answer>1</answer> or", None),
-        ("</answer>12<answer>", None),
-    ],
-)
+@pytest.mark.parametrize(("response", "answer"), [
+    ("<answer>1</answer> no: <answer>2</answer>", "2"),
+    ("<answer>1</answer> and <answer>2", "1"),
+    ("<answer><answer>3</answer>", "3"),
+    ("<think> <answer>1</answer> or", None),
+    ("</answer>12<answer>", None),
+])  # fmt: skip
 def test_the_last_answer_counts(response, answer):
     assert task.answer(response) == answer
 
@@ -359,7 +349,7 @@ def test_an_integral_that_the_library_could_not_solve_is_no_problem(monkeypatch)
     monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: made))
     assert {int(problem.text) % 2 for problem in task.problems(kind, "train", 8, 0)} == {0}
     made.clear()  # a generator that gives up
-    with pytest.raises(ConfigError, match="^reasoning-gym cannot make entry 0 of integrals: "):
+    with pytest.raises(ConfigError, match=r"^reasoning-gym cannot make entry 0 of integrals: "):
         task.problems(kind, "train", 1, 0)
 
 
