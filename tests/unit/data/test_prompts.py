@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 from data_sets import KINDS, TEXT_KINDS
+from PIL import Image
 
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.data.tokenizer import Tokenizer
@@ -132,8 +133,6 @@ class TestRepeated:
         assert "1 of 4 rows" in warning and "label" not in warning
 
     def test_with_other_images_it_is_another_prompt(self, check, tmp_path):
-        from PIL import Image
-
         rows = []
         for number in range(2):
             Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
@@ -298,8 +297,6 @@ SOLVED = {"data__solution_key": "s"}
 
 
 class TestSolutions:
-    """A column with worked solutions (--data.solution_key)."""
-
     def test_is_a_text_or_null(self, check):
         rows = [{"q": "1?", "a": "x", "s": None}, {"q": "2?", "a": "x", "s": "x is 1"}]
         for kind in KINDS:  # in a CSV file, null is an empty cell
@@ -380,8 +377,6 @@ class TestTokenizer:
 
     def test_the_models_own_token_for_an_image_needs_one(self, with_tokenizer, tmp_path, monkeypatch):
         """Such a tokenizer is a processor, whose chat template makes <img> of an image."""
-        from PIL import Image
-
         made = {"0?": "0?", "2?": "<img><img>", "<image>?": "<img>?", "<image><img>?": "<img><img>?"}
         monkeypatch.setattr(Tokenizer, "image_token", lambda self: "<img>")
         monkeypatch.setattr(prompts.Renderer, "__call__", lambda self, content: made.get(str(content)))
@@ -396,10 +391,8 @@ class TestTokenizer:
         with pytest.raises(ConfigError, match=r", row 1: the prompt has 2 <img>, .*, and 1 images; "):
             with_tokenizer([with_image[0] | {"q": "<image><img>?"}], **flags)
 
-    def test_a_prompt_with_images_is_not_cut(self, with_tokenizer, tmp_path, monkeypatch):
+    def test_a_prompt_with_images_is_not_cut(self, with_tokenizer, tmp_path):
         """A run would cut tokens of its images. Without images it is only a warning."""
-        from PIL import Image
-
         Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
         flags = {"data__max_images_per_prompt": 1, "data__max_len": 20, "rollout__max_new_tokens": 10}
         row = {"q": "x" * 11, "a": "x", "images": [str(tmp_path / "a.png")]}
@@ -414,7 +407,6 @@ class TestTokenizer:
         self, with_tokenizer, tokenizer_folder, tmp_path, monkeypatch, turned
     ):
         """R1-V#161: as a run does it, also for a photo that the camera has noted as turned."""
-        from PIL import Image
 
         class Processor:
             """It gives an image as many tokens as it is wide, and takes none that is 13 wide."""

@@ -121,11 +121,6 @@ class TestLabels:
 
 
 class TestColumns:
-    @pytest.mark.parametrize("kind", TEXT_KINDS)
-    def test_missing_in_one_row(self, check, kind):
-        uneven = [{"q": "1", "a": "1"}, {"q": "2", "b": "2"}]
-        assert check.refusal(check.write(kind, uneven)).startswith("row 2: a is null or not there")
-
     @pytest.mark.parametrize("kind", KINDS)
     def test_missing_in_all_rows(self, check, kind):
         name = check.write(kind, rows("x"))

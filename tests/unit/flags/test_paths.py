@@ -27,25 +27,18 @@ def test_every_flag_of_a_path_is_in_the_table():
     assert len(named) > 5 and named <= {*WRITTEN, *READ}, named - {*WRITTEN, *READ}
 
 
-@pytest.mark.parametrize("flag", [*WRITTEN, *READ, "adapt.method"])
-def test_home_folder(flag, monkeypatch):
+@pytest.mark.parametrize(("flag", "given", "wanted"), [
+    *((flag, "~/a.py:B", "/home/me/a.py:B") for flag in (*WRITTEN, *READ, "adapt.method")),
+    ("data.prompt_dataset", "~/a.jsonl,b.jsonl,~/c.jsonl@train", "/home/me/a.jsonl,b.jsonl,/home/me/c.jsonl@train"),
+    ("data.prompt_dataset", " ~/a.jsonl , ~/b.jsonl ", "/home/me/a.jsonl,/home/me/b.jsonl"),
+    *(("data.prompt_dataset", other, other) for other in ("org/a~b", "a/~/b", None)),
+])  # fmt: skip
+def test_home_folder(flag, given, wanted, monkeypatch):
+    """Also in each part of a list."""
     monkeypatch.setenv("HOME", "/home/me")
-    flat = argparse.Namespace(**{flag: "~/a.py:B"})
+    flat = argparse.Namespace(**{flag: given})
     expand_home(flat)
-    assert vars(flat) == {flag: "/home/me/a.py:B"}
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [("~/a.jsonl,b.jsonl,~/c.jsonl@train", "/home/me/a.jsonl,b.jsonl,/home/me/c.jsonl@train"),
-     (" ~/a.jsonl , ~/b.jsonl ", "/home/me/a.jsonl,/home/me/b.jsonl"),
-     ("org/a~b", "org/a~b"), ("a/~/b", "a/~/b"), (None, None)],
-)  # fmt: skip
-def test_each_part_of_a_list(given, wanted, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    flat = argparse.Namespace(**{"data.prompt_dataset": given})
-    expand_home(flat)
-    assert vars(flat)["data.prompt_dataset"] == wanted
+    assert vars(flat) == {flag: wanted}
 
 
 def test_flags_of_a_run(tmp_path, monkeypatch):

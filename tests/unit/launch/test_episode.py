@@ -99,6 +99,7 @@ def test_what_an_agent_must_not_return(refusal, function, key, value):
 
 
 SLEEP = "__import__('asyncio').sleep"
+ASKED = "[states['sampling_params'].clone()][0]"  # of vLLM; an agent may read and change it
 # A whole file, and what the error names.
 FILES = {
     "syntax": ("def broken(:\n", "(FILE:1)"),
@@ -146,15 +147,10 @@ def test_loading_may_take_longer_than_a_turn(refusal):
     ({"done": "False"}, True),  # it would go on for ever
     ({"rewards": "__import__('numpy').float32(1)", "done": "True"}, True),
     ({"done": "states['label'] == '4' and states['observation_text'] == '2+2=' and Verdict(True)"}, True),
+    ({"done": f"1 / ({ASKED}.stop_token_ids == [] and {ASKED}.repetition_penalty == {ASKED}.temperature == 1)"}, True),
 ])  # fmt: skip
 def test_a_good_agent_may_play(refusal, values, adapted):
     assert refusal(source(**values), adapted=adapted) == []
-
-
-def test_the_agent_may_read_and_change_what_vllm_is_asked(refusal):
-    asked = "[states['sampling_params'].clone()][0]"
-    may = f"{asked}.stop_token_ids == [] and {asked}.repetition_penalty == 1 and {asked}.temperature == 1"
-    assert refusal(source(done=f"1 / ({may})")) == []
 
 
 def test_the_agent_gets_the_scripted_answer(refusal, tmp_path):
@@ -215,7 +211,5 @@ def test_an_executor_of_ones_own_may_play_with_the_models_tokenizer(refusal, mod
     assert refusal(OWN.replace("CHANGED", "whole"), model=model) == []
     (warning,) = refusal(OWN.replace("CHANGED", "None"))
     assert warning.startswith("train.agent_func_path is ") and "org/model" in warning
-
-
-def test_log_probs_are_not_needed_without_batch_adaptation(refusal, model):
+    # Log-probs are not needed without batch adaptation.
     assert refusal(OWN.replace("CHANGED", "{**whole, 'rollout_log_probs': None}"), model=model, adapted=False) == []
