@@ -55,11 +55,9 @@ class TestArithmetic:
         found = batch_arithmetic(self.args(skip_zero_advantage=True, **adapt))
         assert found.optimizer_steps == -(-samples // 48) and found.most_samples == 6 * adapt.get("batch", 7)
 
-    def test_only_models_that_are_built_count(self):
+    def test_models_that_are_not_built_and_copies_of_a_rank_do_not_count(self):
         assert batch_arithmetic(self.args(critic=None)).ranks == {"actor": 8, "reference": 2}
         assert batch_arithmetic(self.args(kl=0.0)).ranks == {"actor": 8, "critic": 4}
-
-    def test_copies_of_a_rank_do_not_count(self):
         assert batch_arithmetic(self.args(tensor=4)).ranks == {"actor": 2, "critic": 1, "reference": 1}
 
     def test_capacity_is_the_rollout_batch_unless_adaptation_has_one_of_its_own(self):

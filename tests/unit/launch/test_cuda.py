@@ -73,8 +73,6 @@ def test_which_nvcc_deepspeed_takes(monkeypatch):
     assert max(accepted) == cuda.SAME_MINOR - 1 and {"12.4", "12.6"} <= set(accepted[12])
 
 
-# ── Expandable segments ──
-
 ALONE = ["--train.colocate_all", "false", "--vllm.enable_sleep", "false", "--ds.enable_sleep", "false"]
 AWAKE = ALONE[2:]
 AHEAD = ["--train.async_enable", *AWAKE]

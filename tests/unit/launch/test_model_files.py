@@ -140,8 +140,6 @@ def test_positions_of_other_models():
     assert positions_of({}) == float("inf")
 
 
-# ── The same tokens ──
-
 TOKENS = ["<pad>", "<eos>", "a", "b"]
 
 

@@ -329,6 +329,7 @@ REFUSED = {
     "too slow": (source("re.match('(a+)+b', 'a' * 99)"), 2, "verifier.timeout"),  # it holds the interpreter's lock
     "too slow to load": ("while True: pass", 0, "loading it took more than 0.5 s"),
     "ends": (source("os._exit(3)"), 2, "exit status 3"),
+    "ends in a run without processes of its own": (source("os._exit(3)"), 2, "exit status 3"),
     "ends in its import": ("import os; os._exit(3)", 0, "exit status 3"),
 }
 
@@ -370,14 +371,11 @@ class TestReward:
         if name == "too slow to load":
             monkeypatch.setattr(trial, "LOADING", 0.5)
         path = run.write("other.py", f"{text}\n")
-        said = run.refusal(reward__remote_url=path, verifier__timeout=0.5 if "slow" in name else 20)
+        limits = {"verifier__timeout": 0.5 if "slow" in name else 20, "verifier__processes": int("without" not in name)}
+        said = run.refusal(reward__remote_url=path, **limits)
         assert said.startswith(f"reward.remote_url {path}") and named in said
         assert (f"({path}:{line})" in said) if line else f"({path}:" not in said
         assert not multiprocessing.active_children()
-
-    def test_without_processes_of_its_own_it_may_end_this_one_no_more(self, run):
-        path = run.write("other.py", source("os._exit(3)"))
-        assert "exit status 3" in run.refusal(reward__remote_url=path, verifier__processes=0)
 
     def test_takes_too_much_memory(self, run):
         """It does not ask for memory itself, because a process of tests may have kept that much of what was freed."""

@@ -194,6 +194,7 @@ class TestOtherRanks:
             for name in ("latest", "latest_universal"):
                 assert (run.path / part / name).read_text() == "global_step4"
         assert lines(capsys) == ["resuming from global_step4"]
+        assert run.start().ds.use_universal_ckpt is False  # without the flag it is loaded as it was saved
 
     def test_the_same_ranks_need_no_conversion(self, run, capsys):
         """So a scheduler may always give the flag."""
@@ -201,11 +202,6 @@ class TestOtherRanks:
         args = run.start(universal=True)
         assert (args.tag, args.ds.use_universal_ckpt) == ("global_step4", False)
         assert lines(capsys)[0].startswith("global_step4 ") and not list(run.path.glob("*/latest_universal"))
-
-    def test_without_the_flag_it_is_loaded_as_it_was_saved(self, run):
-        run.save("global_step4")
-        run.convert("global_step4")
-        assert run.start().ds.use_universal_ckpt is False
 
 
 class TestForeign:

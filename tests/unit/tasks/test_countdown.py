@@ -52,8 +52,6 @@ def all_expressions(numbers):
                         yield f"({left}/{right})", a / b
 
 
-# ── Verification ──
-
 trees = st.recursive(
     st.integers(0, 30).map(str),
     lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner, st.booleans()).map(
@@ -180,9 +178,6 @@ def test_blanks_change_nothing_but_numbers(words, data):
     parted = [word for word in re.split(r"\s+|(?<=\D)|(?=\D)", text) if word]
     one_number = any(a.isdigit() and b.isdigit() for a, b in itertools.pairwise(parted))
     assert countdown.answer(f"<answer>{text}</answer>") == (None if one_number else "".join(parted))
-
-
-# ── Problems ──
 
 
 def test_solutions_have_positive_integers_as_partial_values_and_no_needless_parentheses():
@@ -333,9 +328,6 @@ def test_bad_requests_are_refused(generator, part, n, message):
         countdown.generate(generator, part, n, 0)  # at once, not at the first problem
 
 
-# ── The task ──
-
-
 def test_parts_share_out_one_source_without_overlap():
     """The paper has 10,000 training problems and 200 test problems of Countdown-3to4, and 200 of Countdown-4."""
     parts = countdown.TASK.parts
@@ -353,9 +345,6 @@ def test_generators_have_sizes_that_they_can_make(generator):
     for part, n in sizes.items():
         assert len(list(task.generate(generator, part, n, 1))) == n
     assert task.sizes["published"] == {"train": 10_000, "cd34": 200, "cd4": 200}
-
-
-# ── Reward function ──
 
 
 def test_reward_func_scores_queries():

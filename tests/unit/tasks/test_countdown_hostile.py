@@ -223,7 +223,8 @@ def test_hostile_tags_get_nothing(text):
 
 
 @pytest.mark.parametrize("blanks", [" " * 5_000_000, "\n" * 5_000_000, "".join(BLANKS) * 10_000])
-def test_any_number_of_blanks_may_stand_within_tags(blanks):
+def test_any_number_of_blanks_within_tags_and_of_special_tokens(blanks):
+    assert reward("3*5+7" + "<eos>" + "<pad>" * 500_000) == 1.0
     assert reward(f"<answer>{blanks}3{blanks}*5+7{blanks}=22{blanks}</answer>") == 1.0
     assert reward(f"<answer>{blanks}3{blanks}*5+7{blanks}7</answer>") == 0.0
 
@@ -235,10 +236,6 @@ def test_no_blank_makes_one_number_of_two(blank):
             result = countdown.reward_func([f"15+7=<answer>1{blanks}5+7</answer>"], ["15+7="], ["7 15:22"])
         assert result["rewards"].item() == 0.0
         assert reward(f"<answer>3{blanks}*5+7</answer>") == 1.0
-
-
-def test_any_number_of_special_tokens_may_follow():
-    assert reward("3*5+7" + "<eos>" + "<pad>" * 500_000) == 1.0
 
 
 @pytest.mark.parametrize("size", [countdown.MAX_LENGTH - 1, countdown.MAX_LENGTH, countdown.MAX_LENGTH + 1])

@@ -63,9 +63,6 @@ def png_head(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-# ── published rows ──
-
-
 def test_an_image_in_any_form_is_the_same_problem(tmp_path):
     content = encoded(picture())
     path = tmp_path / "1.png"
@@ -311,6 +308,8 @@ def test_parts_share_no_problem_whatever_their_seeds(monkeypatch):
         assert len(keys[part]) == most >= task.TASK.sizes["drawn"][part]
     assert sum(map(len, keys.values())) == len(set().union(*keys.values())) == len(list(task.figures()))
     assert 0.6 < len(keys["train"]) / len(list(task.figures())) < 0.9
+    kinds = {(figure.name.split()[0], figure.part) for figure in task.figures()}
+    assert len(kinds) == 3 * len(task.TASK.parts)  # every kind is in every part
 
 
 def test_a_seed_makes_the_same_problems_again():
@@ -319,11 +318,6 @@ def test_a_seed_makes_the_same_problems_again():
 
     assert problems_of(3) == problems_of(3)
     assert [problem.key for problem in problems_of(3)] != [problem.key for problem in problems_of(4)]
-
-
-def test_every_kind_is_in_every_part():
-    kinds = {(figure.name.split()[0], figure.part) for figure in task.figures()}
-    assert len(kinds) == 3 * len(task.TASK.parts)
 
 
 def test_prepare_writes_images_that_open(tmp_path):
@@ -336,9 +330,6 @@ def test_prepare_writes_images_that_open(tmp_path):
             assert decoded(Path(path).read_bytes()).shape == (task.SIZE, task.SIZE, 3)
             assert written["input"].startswith("<image>") and written["input"].count("<image>") == 1
             assert r"\boxed{}" in written["input"]
-
-
-# ── the reward ──
 
 
 def test_the_reward_file_is_light_and_stands_alone():

@@ -31,7 +31,7 @@ def test_each_kind_of_answer_is_judged_as_a_person_does(kind, right):
     assert [pair for pair in rows if score(*pair) != float(right)] == [pair for pair in rows if pair in MISJUDGED]
 
 
-EVALUATED = [  # (answer, label): none of these may reach math-verify
+@pytest.mark.parametrize(("answer", "label"), [
     (r"9^{9^{9^{9}}}", r"9^{9^{9}}"),
     ("100000!", "3^x"),
     ("((3!)!)!", "x"),
@@ -41,22 +41,11 @@ EVALUATED = [  # (answer, label): none of these may reach math-verify
     (r"\binom{1000000000}{500000000}", "x"),
     (r"\sin(10^{10^{10}})", "0"),
     ("x", r"2^{3^{4^{5}}}"),
-]
-
-
-@pytest.mark.parametrize(("answer", "label"), EVALUATED)
+])  # fmt: skip
 def test_large_numbers_are_never_evaluated(answer, label, monkeypatch):
     monkeypatch.setattr(task, "_same", lambda *_: pytest.fail("it was evaluated"))
     assert score(answer, label) == 0.0
     assert score(answer, answer) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "label"),
-    [("2^{1009}", r"2\cdot 4^{504}"), ("x^{99999^y}", "x^{99999^y}+0"), ("2000!", r"2000\cdot 1999!")],
-)
-def test_numbers_of_a_few_thousand_digits_are_evaluated(answer, label):
-    assert score(answer, label) == 1.0
 
 
 @pytest.mark.parametrize(("written", "value", "unit"), [

@@ -29,9 +29,6 @@ def right(answer, label):
     return task.score(rf"So the answer is $\boxed{{{answer}}}$.", label) == 1.0
 
 
-# ------------------------------------------------------------------------------------------------- cases, by hand
-
-
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_exactly_the_known_limits_are_judged_wrongly(every):
     """The others are judged as a person does. Only one limit gives a reward to a wrong answer."""
@@ -277,6 +274,10 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
     ("−5", "-5", True),
     ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
     ("5", "", False),
+    # numbers of a few thousand digits
+    ("2^{1009}", r"2\cdot 4^{504}", True),
+    ("x^{99999^y}", "x^{99999^y}+0", True),
+    ("2000!", r"2000\cdot 1999!", True),
     # a label that is no text
     ("7", 7, True),
     ("8", 7, False),
@@ -355,9 +356,6 @@ def test_it_serves_as_a_reward_file():
             assert result == {"rewards": reward, "scores": reward, "extra_logs": {"boxed": boxed}}
 
 
-# ------------------------------------------------------------------------------------------------------- the reward
-
-
 def test_the_response_is_what_follows_the_prompt_or_the_one_that_is_given():
     """A prompt that a tokenizer changed, or that has images, is not in the query. Its own example is no answer."""
     prompt, changed = "2  +  2 is \\boxed{4}, cafe\u0301. ", "2 + 2 is \\boxed{4}, café. "
@@ -395,8 +393,6 @@ def test_the_lists_must_be_of_one_length(prompts, labels):
     with pytest.raises(ValueError, match="zip"):
         task.reward_func(["a"], prompts, labels)
 
-
-# --------------------------------------------------------------------------------------------------- published rows
 
 ROWS = {  # one row of each source, with its columns
     "train": ({"problem": "Find $x$.", "answer": "\\frac{3}{4}", "solution": ""}, r"\frac{3}{4}"),

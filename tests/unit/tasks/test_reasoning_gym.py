@@ -38,9 +38,6 @@ def tagged(text: object) -> str:
     return f"First I think. <answer>{text}</answer>"
 
 
-# ── every task of the library ──
-
-
 @pytest.fixture(scope="module", params=[5, pytest.param(1, marks=pytest.mark.slow)], ids=["a fifth", "all"])
 def every_problem(request):
     """A problem of each task, or of every fifth task."""
@@ -176,9 +173,6 @@ def test_harmless_formulas(formula, numbers, names):
     assert (task.harmless(formula, names=False), task.harmless(formula, names=True)) == (numbers, names)
 
 
-# ── scores ──
-
-
 @pytest.mark.parametrize(("response", "answer"), [
     ("<answer>1</answer> no: <answer>2</answer>", "2"),
     ("<answer>1</answer> and <answer>2", "1"),
@@ -288,9 +282,6 @@ def test_another_version_or_none_names_the_command(monkeypatch, installed):
         task.library.__wrapped__()
 
 
-# ── parts ──
-
-
 def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
     [kind] = task.requested_kinds("chain_sum@2", None)
     parts = {part: task.problems(kind, part, 60, seed=1) for part in ("train", "warmup", "chain_sum@2")}
@@ -370,9 +361,6 @@ def test_parameters_of_every_level_are_literals(level):
         assert {**vars(parameters), "seed": None, "size": None} == {**vars(usual), "seed": None, "size": None}, name
 
 
-# ── worked solutions ──
-
-
 def test_a_worked_solution_is_right_step_by_step():
     """Each step is computed again by Python, and the library judges the answer."""
     for name in ("chain_sum", "basic_arithmetic", "products", "gcd", "countdown"):
@@ -389,9 +377,6 @@ def test_steps_by_hand():
     assert worked.divisor([48, 36]) == ["48 mod 36 = 12", "36 mod 12 = 0"]
     with pytest.raises(ValueError, match="is no expression"):
         worked.calculation("2 ** 3")
-
-
-# ── the commands ──
 
 
 def test_prepare_writes_rows_that_train_and_evaluate_read(tmp_path):
