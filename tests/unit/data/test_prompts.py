@@ -149,8 +149,7 @@ def test_prompts_that_are_in_the_evaluation_too(check):
     (warning,) = check(trained, eval__dataset=held_out).warnings
     assert warning.startswith(f"eval.dataset {held_out}, row 3: ") and f"{trained}, row 1;" in warning
     assert "2 of 4 prompts" in warning
-    other = check.write(".jsonl", [{"q": "7?", "a": "x"}])
-    assert check(trained, eval__dataset=other).warnings == []
+    assert check(trained, eval__dataset=check.write(".jsonl", [{"q": "7?", "a": "x"}])).warnings == []
 
 
 def test_prompts_whose_tokens_are_mostly_unknown(check, tmp_path, keep_environment):
@@ -254,8 +253,7 @@ class TestWhatATemplateMakes:
     )
     def test_a_message_may_be_changed_and_thinking_left_out(self, with_tokenizer, tokenizer_folder, text):
         (tokenizer_folder / "chat_template.jinja").write_text(self.ROLES)
-        thought = {"role": "assistant", "content": "a</think>3"}
-        rows = [{"q": [user(text), thought, user("4?")], "a": "x"}]
+        rows = [{"q": [user(text), {"role": "assistant", "content": "a</think>3"}, user("4?")], "a": "x"}]
         assert with_tokenizer(rows, data__apply_chat_template=True).warnings == []
 
     def test_a_date_is_said(self, with_tokenizer, tokenizer_folder):

@@ -198,10 +198,8 @@ class TestElsewhere:
         assert warning.startswith(f"data.prompt_dataset is {name}; ")
 
     def test_the_rows_beside_it_are_looked_at(self, check):
-        text = check.refusal("org/data," + check.write(".jsonl", [{"q": "", "a": "x"}]))
-        assert "row 1: q is ''" in text
+        assert "row 1: q is ''" in check.refusal("org/data," + check.write(".jsonl", [{"q": "", "a": "x"}]))
 
     def test_a_run_asks_the_hub(self, check):
         """Without a network, or with HF_HUB_OFFLINE, this says so."""
-        text = check.refusal("no-such-owner/no-such-data", ahead=False)
-        assert text.startswith("cannot be read: ")
+        assert check.refusal("no-such-owner/no-such-data", ahead=False).startswith("cannot be read: ")

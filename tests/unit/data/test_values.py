@@ -82,8 +82,7 @@ class TestCsv:
     def test_a_name_of_two_columns(self, check):
         """Columns without a name are not read."""
         assert "line 1: the column 'a' is there twice; " in check.refusal(check.file("a.csv", "q,a,a\n1,x,y\n"))
-        name = check.file("b.csv", "q,a,,\n1,x,,\n")
-        assert [row["a"] for row in check.trained(name)] == ["x"]
+        assert [row["a"] for row in check.trained(check.file("b.csv", "q,a,,\n1,x,,\n"))] == ["x"]
 
     def test_a_row_of_empty_cells_is_a_row(self, check):
         """Only a line without commas is no row."""
@@ -123,7 +122,6 @@ class TestLabels:
 class TestColumns:
     @pytest.mark.parametrize("kind", KINDS)
     def test_missing_in_all_rows(self, check, kind):
-        name = check.write(kind, rows("x"))
-        text = check.refusal(name, data__input_key="question", data__label_key="answer")
+        text = check.refusal(check.write(kind, rows("x")), data__input_key="question", data__label_key="answer")
         assert text.splitlines()[0] == "row 1: no column 'question' (data.input_key); it has q, a"
         assert text.splitlines()[1].endswith(", row 1: no column 'answer' (data.label_key); it has q, a")

@@ -129,8 +129,7 @@ def names(line: str, row: str) -> bool:
 
 def check(capsys, row: str, *more: str) -> tuple[int, str, str]:
     """Status, output and errors of `check`."""
-    status = main.run(["check", *more, *argv_of(row)])
-    return status, *capsys.readouterr()
+    return main.run(["check", *more, *argv_of(row)]), *capsys.readouterr()
 
 
 def rows_of(text: str) -> list[str]:

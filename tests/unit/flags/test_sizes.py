@@ -128,8 +128,7 @@ def test_steps_of_the_critic_are_counted_step_by_step(every, groups, batch, roun
     capacity, wanted = batch or 4, 3 * 6 * math.ceil(rounds * 12 / 5)
     for step in range(7):
         again = 3 if every and step and step % every == 0 else 0
-        most = capacity if groups == "batch" else rounds * 4 + again + capacity
-        wanted += 6 * math.ceil(most * 3 / 5)
+        wanted += 6 * math.ceil((capacity if groups == "batch" else rounds * 4 + again + capacity) * 3 / 5)
     assert critic_steps(args, 7 * 2 * math.ceil(capacity * 3 / 5)) == wanted
 
 

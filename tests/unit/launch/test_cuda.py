@@ -68,8 +68,7 @@ def test_warnings(machine, monkeypatch, torch, driver, nvcc, named):
 
 def test_which_nvcc_deepspeed_takes(monkeypatch):
     """As its own check has it: another minor version only before CUDA 13."""
-    builder = pytest.importorskip("deepspeed.ops.op_builder.builder")
-    accepted = builder.cuda_minor_mismatch_ok
+    accepted = pytest.importorskip("deepspeed.ops.op_builder.builder").cuda_minor_mismatch_ok
     assert max(accepted) == cuda.SAME_MINOR - 1 and {"12.4", "12.6"} <= set(accepted[12])
 
 

@@ -135,8 +135,7 @@ def test_the_limit_is_that_of_the_run(refusal, timeout, adapted):
 
 
 def test_loading_may_take_longer_than_a_turn(refusal):
-    text = source().replace("import torch\n", "import torch, time\ntime.sleep(2.5)\n")
-    assert refusal(text, timeout=2.0) == []
+    assert refusal(source().replace("import torch\n", "import torch, time\ntime.sleep(2.5)\n"), timeout=2.0) == []
 
 
 @pytest.mark.parametrize(("values", "adapted"), [

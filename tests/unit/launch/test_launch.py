@@ -319,8 +319,7 @@ class TestResume:
         go()
         (tmp_path / "checkpoints/settings.json").unlink()
         go(2, actor__adam__lr=1e-5)
-        said = capsys.readouterr().err
-        assert f"{tmp_path}/checkpoints/settings.json is not there" in said
+        assert f"{tmp_path}/checkpoints/settings.json is not there" in capsys.readouterr().err
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
             go(4)
 

@@ -191,8 +191,7 @@ def test_responses_that_are_asked_for_little_by_little():
             assert all(len(group) in (2, 4) for group in rewards)
             return [2 if len(group) == 2 and not any(group) else 0 for group in rewards]
 
-    sizes = {group.size for batch in try_method(Half, **SIZES) for group in batch.fresh}
-    assert sizes == {2, 4}
+    assert {group.size for batch in try_method(Half, **SIZES) for group in batch.fresh} == {2, 4}
 
 
 def test_an_error_says_the_line_of_the_users_file(tmp_path):

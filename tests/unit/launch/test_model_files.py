@@ -131,8 +131,7 @@ def test_positions_are_those_of_vllm(kind, config):
     config = {"max_position_embeddings": 64} | config
     read = AutoConfig.for_model(kind, **config)
     arch = SimpleNamespace(derived_max_model_len_and_key=(64, "max_position_embeddings"))
-    longest = _get_and_verify_max_len(read, arch, None, None, False, None)
-    assert positions_of(config | {"model_type": kind}) == longest
+    assert positions_of(config | {"model_type": kind}) == _get_and_verify_max_len(read, arch, None, None, False, None)
 
 
 def test_positions_of_other_models():

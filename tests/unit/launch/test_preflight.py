@@ -80,8 +80,7 @@ def run(tmp_path) -> Run:
 
 def test_rows_are_kept_for_a_run_and_not_ahead(run):
     assert run.check(ahead=True).prompts == 8 and not (run.folder / "runs").exists()
-    kept = run.check().kept["data.prompt_dataset"]
-    assert Path(kept).parent == run.folder / "runs" / KEPT
+    assert Path(run.check().kept["data.prompt_dataset"]).parent == run.folder / "runs" / KEPT
     assert "," in run.refusal(run__dir=run.folder / "a,b")
 
 
@@ -337,8 +336,7 @@ REFUSED = {
 class TestReward:
     def test_is_called_once_as_openrlhf_calls_it_if_there_is_a_row(self, run):
         note = run.folder / "note.json"
-        text = source(f"json.dump(a, open({str(note)!r}, 'x')); {GOOD}", "import json")
-        path = run.write("other.py", text)
+        path = run.write("other.py", source(f"json.dump(a, open({str(note)!r}, 'x')); {GOOD}", "import json"))
         run.check(reward__remote_url=path, data__prompt_dataset="org/data", ahead=True)
         assert not note.exists()
         run.check(reward__remote_url=path)

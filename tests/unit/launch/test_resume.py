@@ -149,8 +149,7 @@ class TestDamage:
         run.save("global_step3", finished=False)
         flip(run.path / "_adapt" / "global_step2" / "state.safetensors")
         run.goes_on_from("global_step1")
-        said = lines(capsys)
-        assert [line.split()[0] for line in said] == ["checkpoint", "global_step3", "resuming"]
+        assert [line.split()[0] for line in lines(capsys)] == ["checkpoint", "global_step3", "resuming"]
         assert not (run.path / "_actor" / "global_step3").exists()
 
     def test_a_checkpoint_without_the_critic_that_is_now_asked_for(self, tmp_path, capsys):

@@ -223,8 +223,7 @@ def test_label_round_trip(numbers, target):
 
 
 @pytest.mark.parametrize(
-    "label",
-    ["", "22", "3 5 7", "3:5", "3 5:", "3 5:٣", "3 5 7:22=", " 3 5:8", "3 5:8\n", "3,5:8", "-3 5:2"],
+    "label", ["", "22", "3 5 7", "3:5", "3 5:", "3 5:٣", "3 5 7:22=", " 3 5:8", "3 5:8\n", "3,5:8", "-3 5:2"]
 )
 def test_other_labels_are_refused(label):
     with pytest.raises(ValueError, match="it must be a Countdown problem such as '3 5 7:22'"):

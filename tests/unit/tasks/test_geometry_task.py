@@ -67,13 +67,7 @@ def test_an_image_in_any_form_is_the_same_problem(tmp_path):
     content = encoded(picture())
     path = tmp_path / "1.png"
     path.write_bytes(content)
-    as_stored = [
-        {"bytes": content, "path": "1.png"},
-        {"bytes": None, "path": str(path)},
-        str(path),
-        path,
-        content,
-    ]
+    as_stored = [{"bytes": content, "path": "1.png"}, {"bytes": None, "path": str(path)}, str(path), path, content]
     problems = [task.problem(row(image)) for image in as_stored]
     problems.append(task.problem({"images": as_stored[0], "problem": TEXT, "answer": "5"}))
     assert len({problem.key for problem in problems}) == 1
@@ -178,8 +172,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (now + 40 * 2**20,) * 2)
 for path in sys.argv[1:]:
     look(path)
 """
-    names = ("fine", "large", "huge", "long")
-    paths = [str(tmp_path / f"{name}.png") for name in names]
+    paths = [str(tmp_path / f"{name}.png") for name in ("fine", "large", "huge", "long")]
     run = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=False)
     assert run.stdout.splitlines() == ["fine", "fine", *["image too large"] * 3], run.stderr
 
@@ -196,8 +189,7 @@ def test_half_transparent_pixels_are_mixed_with_white(seed):
 
 def test_palette_images_with_a_transparent_colour():
     image = picture().convert("P", palette=Image.Palette.ADAPTIVE, colors=2)
-    transparent = image.getpixel((39, 0))
-    (content,) = task.problem(row(encoded(image, transparency=transparent))).images
+    (content,) = task.problem(row(encoded(image, transparency=image.getpixel((39, 0))))).images
     assert np.array_equal(decoded(content), np.asarray(picture()))
 
 

@@ -366,8 +366,7 @@ def test_the_response_is_what_follows_the_prompt_or_the_one_that_is_given():
         (changed, texts, 1.0),
         (changed, None, 0.0),  # in doubt no answer
     ):
-        queries = [asked + text for text in texts]
-        result = task.reward_func(queries, [prompt] * 3, ["4"] * 3, responses, other="ignored")
+        result = task.reward_func([asked + text for text in texts], [prompt] * 3, ["4"] * 3, responses, other="ignored")
         assert list(map(float, result["rewards"])) == list(map(float, result["scores"])) == [known, 0.0, 0.0]
         assert list(map(float, result["extra_logs"]["boxed"])) == [known, known, 0.0]
     assert list(map(float, task.reward_func([r"\boxed{42}"], [""], ["42"])["rewards"])) == [1.0]
@@ -423,8 +422,7 @@ def test_each_source_is_read(part):
     ("\\$18.90", False, "\\$18.90"),
 ])  # fmt: skip
 def test_labels_become_texts(answer, multiple, label):
-    row = {"question": "Find $x$.", "final_answer": answer, "is_multiple_answer": multiple}
-    result = task.problem(row).label
+    result = task.problem({"question": "Find $x$.", "final_answer": answer, "is_multiple_answer": multiple}).label
     assert result == label
     assert right(result, result)
 
