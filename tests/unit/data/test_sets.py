@@ -145,10 +145,6 @@ class TestFolders:
 
 
 class TestSeveral:
-    def test_a_row_is_named_in_its_own_file(self, check):
-        first, second = check.write(".jsonl", ROWS), check.write(".jsonl", [ROWS[0], {"q": " ", "a": "x"}])
-        assert f"{second}, row 2: q is ' '" in check.refusal(f"{first},{second}")
-
     def test_with_probabilities(self, check):
         import datasets
 

@@ -313,13 +313,11 @@ def test_a_reward_model_with_batch_adaptation(capsys, algorithm):
 
 
 def test_a_key_twice_in_one_file(capsys, folder):
-    """As a group and in a name with dots. Keys that are equal are in test_user_file.py."""
+    """As a group and in a name with dots. A merged key may be overruled. Equal keys are in test_user_file.py."""
     (folder / "run.yaml").write_text("actor.adam.lr: 1.0e-6\nactor: {adam: {lr: 1.0e-5}}\n")
     status, _, err = check(capsys, "", "--config", "run.yaml")
     assert status == 2 and err.count("\n") == 1 and "config run.yaml" in err and "actor.adam.lr is " in err
 
-
-def test_a_merged_key_may_be_overruled_in_one_file(capsys, folder):
     (folder / "run.yaml").write_text("actor: &same\n  adam: {lr: 1.0e-6}\ncritic:\n  <<: *same\n  adam: {lr: 1.0e-5}\n")
     assert check(capsys, "", "--config", "run.yaml")[0] == 0
 

@@ -163,10 +163,11 @@ class TestFolders:
             check_written(arguments_in(tmp_path, dir=place))
         assert sorted(os.listdir(tmp_path)) == ["later", "link", "there"]
 
-    @pytest.mark.parametrize("flag", WRITTEN)
+    @pytest.mark.parametrize("flag", [*WRITTEN, "run.name"])
     def test_of_each_flag_are_looked_at(self, tmp_path, flag):
         (tmp_path / "file").write_text("mine")
-        says = refusal(arguments_in(tmp_path, **{flag.partition(".")[2]: tmp_path / "file"}))
+        place = {"dir": tmp_path, "name": "file"} if flag == "run.name" else {flag.partition(".")[2]: tmp_path / "file"}
+        says = refusal(arguments_in(tmp_path, **place))
         assert says.startswith(f"{flag} is ") and f"{tmp_path / 'file'} is a file" in says
 
     @pytest.mark.parametrize(
@@ -200,10 +201,3 @@ def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, mon
     err = capsys.readouterr().err
     assert err.startswith("error: ckpt.path is file/below; ") and err.count("\n") == 1
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_the_runs_own_folder_is_a_file(tmp_path):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "first").write_text("mine")
-    says = refusal(arguments_in(tmp_path))
-    assert says.startswith("run.name is first; ") and f"{tmp_path / 'runs' / 'first'} is a file" in says

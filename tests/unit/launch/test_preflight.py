@@ -293,17 +293,15 @@ class TestImages:
         text = run.refusal(**pictures(eval__dataset=path))
         assert text.startswith(f"eval.dataset {path}, row 2: ") and "gone.png" in text
 
-    def test_a_model_without_vision(self, run, pictures):
-        (run.model / "config.json").write_text('{"model_type": "qwen2"}')
-        asked = f"data.max_images_per_prompt is 2, and actor.model_name_or_path is {run.model}"
-        assert run.refusal(**pictures()).startswith(asked)
-        run.check()  # without images it needs none
-
-    def test_a_model_without_its_processor(self, run, pictures):
+    def test_a_model_without_its_processor_or_vision(self, run, pictures):
         (run.model / "preprocessor_config.json").unlink()
         assert "image processor" in run.refusal(**pictures())
         (run.model / "processor_config.json").write_text("{}")
         run.check(**pictures())
+        (run.model / "config.json").write_text('{"model_type": "qwen2"}')
+        asked = f"data.max_images_per_prompt is 2, and actor.model_name_or_path is {run.model}"
+        assert run.refusal(**pictures()).startswith(asked)
+        run.check()  # without images it needs none
 
 
 GOOD = "return {'rewards': [1.0]}"

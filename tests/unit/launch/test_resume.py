@@ -206,13 +206,10 @@ class TestOtherRanks:
 class TestForeign:
     """Checkpoints of a run without batch adaptation have no buffers."""
 
-    def test_are_refused(self, run, capsys):
+    def test_are_refused_and_no_hindrance_beside_one_that_is_whole(self, run):
         run.write_models("global_step3")
         run.refused(f"ckpt.path is {run.path}; .* without batch adaptation")
-
-    def test_are_no_hindrance_beside_one_that_is_whole(self, run):
         run.save("global_step1")
-        run.write_models("global_step3")
         run.goes_on_from("global_step1")
         assert (run.path / "_actor" / "global_step3").exists()
 

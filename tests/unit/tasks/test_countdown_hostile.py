@@ -181,13 +181,6 @@ def test_hostile_answers_get_nothing_and_do_nothing(text, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", CODE)
-@pytest.mark.parametrize("around", ["3*5+7+{}", "{}<eos>", "3*5+7<|{}>"])
-def test_code_gets_nothing_wherever_it_stands(text, around):
-    assert reward(around.replace("{}", text)) == 0.0
-    assert tagged(around.replace("{}", text)) == 0.0
-
-
 TAGS = [
     "<answer>" * 1_000_000,
     "</answer>" * 1_000_000,

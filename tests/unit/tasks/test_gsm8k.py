@@ -14,11 +14,8 @@ from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 
 # Made rows: the answer, its label and its worked solution, all written by hand.
 GOOD = {
-    "thousands": (
-        "The mill grinds 1,250*4=<<1250*4=5000>>5,000 sacks.\n#### 5,000",
-        "5000",
-        "The mill grinds 1,250*4=5,000 sacks.\nThe final answer is \\boxed{5000}",
-    ),
+    "thousands": ("The mill grinds 1,250*4=<<1250*4=5000>>5,000 sacks.\n#### 5,000", "5000",
+                  "The mill grinds 1,250*4=5,000 sacks.\nThe final answer is \\boxed{5000}"),
     "negative": ("The diver goes down to <<0-1012=-1012>>-1,012 m.\n#### -1,012", "-1012",
                  "The diver goes down to -1,012 m.\nThe final answer is \\boxed{-1012}"),
     "both": ("Rent is $<<2*617.25=1234.5>>1,234.50.\n#### 1,234.50", "1234.50",
