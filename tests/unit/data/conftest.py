@@ -1,7 +1,5 @@
 """A run whose data the tests change."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Files of rows in each form that OpenRLHF reads, and checks of them."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import gzip

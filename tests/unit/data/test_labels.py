@@ -1,7 +1,5 @@
 """Labels of the built-in tasks: an answer that is made of one must be right."""
 
-from __future__ import annotations
-
 import pytest
 
 from bapo_openrlhf.tasks import get_task

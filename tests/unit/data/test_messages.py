@@ -1,7 +1,5 @@
 """Messages of a file with types are what their rows wrote, whatever keys other rows have."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

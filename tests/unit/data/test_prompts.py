@@ -1,7 +1,5 @@
 """Prompts are texts or messages, can be made, and fit: in each kind of file, column and place."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files, folders, parts and several data sets at once are read as a run reads them, or refused."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -1,7 +1,5 @@
 """A tokenizer counts and renders as OpenRLHF's does, here and in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

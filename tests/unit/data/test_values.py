@@ -1,7 +1,5 @@
 """What a file has is what OpenRLHF's own function gives a run: in each kind of file, column and place."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What a chat template makes of a prompt and its worked solution or response."""
 
-from __future__ import annotations
-
 import pytest
 
 from bapo_openrlhf.data.prompts import header_of, wrong_response

@@ -4,8 +4,6 @@ A seed draws the same configuration in every process. `test_drawn_flags.py` chec
 `tests/stack/test_drawn_runs.py` starts runs of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Mapping

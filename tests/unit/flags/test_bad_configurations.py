@@ -4,8 +4,6 @@ A row has flags that differ from BASE: `name=value` or `switch`, with commas bet
 name those after the last | and those after >.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Any flags at all: `check` calls them valid, or refuses them in one line that names a flag and its value."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

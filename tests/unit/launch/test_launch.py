@@ -1,7 +1,5 @@
 """What a start writes to the run's folder before anything loads, and what the end adds. No Ray, no models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

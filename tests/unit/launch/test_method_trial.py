@@ -1,7 +1,5 @@
 """A method of the user's is tried with made-up groups before any model loads."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from threading import Lock
 

@@ -1,7 +1,5 @@
 """Weights that cannot be loaded, and models with other tokens, are refused by what files say, before a model loads."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Models that transformers or vLLM would not load whole are refused, and whole ones are not. No numbers are loaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """Bad input gives one ConfigError that names the flag and the value, before any model loads."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The checkpoint from which a run continues, with the store's own files. No Ray, no models."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

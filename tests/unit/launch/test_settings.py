@@ -1,7 +1,5 @@
 """What a run was begun with, and what of it may change: every flag, and the content of what flags name."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Visual geometry: published rows with their images, drawn problems, and the reward."""
 
-from __future__ import annotations
-
 import cmath
 import io
 import itertools

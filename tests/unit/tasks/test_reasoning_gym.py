@@ -1,7 +1,5 @@
 """The adapter of reasoning-gym: every task of the library, names and levels, and text that tries to run."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util
