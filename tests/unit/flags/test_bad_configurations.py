@@ -30,21 +30,12 @@ from bapo_openrlhf.methods.registry import METHODS, method_class, takes
 pytestmark = pytest.mark.usefixtures("without_models")
 
 BASE = {
-    "algorithm": "bapo_grpo",
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": "2",
-    "critic.num_gpus_per_node": "1",
-    "ref.num_gpus_per_node": "2",
-    "reward.remote_url": "reward.py",
-    "data.prompt_dataset": "train.jsonl",
-    "data.label_key": "label",
-    "data.max_len": "48",
-    "rollout.max_new_tokens": "24",
-    "rollout.batch_size": "32",
-    "rollout.n_samples_per_prompt": "8",
-    "train.batch_size": "128",
-    "vllm.num_engines": "1",
-}  # 256 samples a batch
+    "algorithm": "bapo_grpo", "actor.model_name_or_path": "model", "actor.num_gpus_per_node": "2",
+    "critic.num_gpus_per_node": "1", "ref.num_gpus_per_node": "2", "reward.remote_url": "reward.py",
+    "data.prompt_dataset": "train.jsonl", "data.label_key": "label", "data.max_len": "48",
+    "rollout.max_new_tokens": "24", "rollout.batch_size": "32", "rollout.n_samples_per_prompt": "8",
+    "train.batch_size": "128", "vllm.num_engines": "1",  # 256 samples a batch
+}  # fmt: skip
 
 AGENT = """import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
