@@ -117,9 +117,8 @@ class TestLabels:
         assert repr(check(check.write(kind, rows(label, label))).problem[1]) == repr(label)
 
 
-class TestColumns:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_missing_in_all_rows(self, check, kind):
-        text = check.refusal(check.write(kind, rows("x")), data__input_key="question", data__label_key="answer")
-        assert text.splitlines()[0] == "row 1: no column 'question' (data.input_key); it has q, a"
-        assert text.splitlines()[1].endswith(", row 1: no column 'answer' (data.label_key); it has q, a")
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_are_missing(check, kind):
+    text = check.refusal(check.write(kind, rows("x")), data__input_key="question", data__label_key="answer")
+    assert text.splitlines()[0] == "row 1: no column 'question' (data.input_key); it has q, a"
+    assert text.splitlines()[1].endswith(", row 1: no column 'answer' (data.label_key); it has q, a")

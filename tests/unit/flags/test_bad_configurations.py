@@ -38,20 +38,14 @@ BASE = {
 }  # fmt: skip
 
 AGENT = """import torch
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
-
-
-class AgentInstance(AgentInstanceBase):
-    def __init__(self):
-        pass
-
+from openrlhf.utils import agent
+class Instance(agent.AgentInstanceBase):
+    def __init__(self): ...
     async def step(self, states):
         return {"rewards": torch.tensor(1.0), "environment_feedback": "", "done": True, "extra_logs": {}}
-
-
-class AgentExecutor(MultiTurnAgentExecutor):
+class AgentExecutor(agent.MultiTurnAgentExecutor):
     def __init__(self):
-        super().__init__(AgentInstance)
+        super().__init__(Instance)
 """
 
 

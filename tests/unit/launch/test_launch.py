@@ -328,7 +328,7 @@ class TestResume:
             go(2)
 
     @pytest.mark.parametrize("file", ["run.json", "settings.json"])
-    def test_a_full_disk_is_said_in_one_line(self, start, tmp_path, monkeypatch, file):
+    def test_a_full_disk_is_said_in_one_line(self, start, monkeypatch, file):
         def full(path, *_):
             raise OSError(28, "No space left on device", str(path))
 

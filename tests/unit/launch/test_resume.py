@@ -118,14 +118,13 @@ class TestNoCheckpoint:
         assert not any("global_step" in name for name in run.tree())  # the models are gone, too
 
 
-class TestNewest:
-    @pytest.mark.parametrize("named", [True, False])
-    def test_latest_is_written_anew(self, run, named):
-        """If it names another, or is gone. Which one is the newest is in test_checkpoint_store.py."""
-        run.save("global_step10", "global_step9")
-        for part in run.models if not named else ():
-            (run.path / part / "latest").unlink()
-        run.goes_on_from("global_step10")
+@pytest.mark.parametrize("named", [True, False])
+def test_latest_is_written_anew(run, named):
+    """If it names another, or is gone. Which one is the newest is in test_checkpoint_store.py."""
+    run.save("global_step10", "global_step9")
+    for part in run.models if not named else ():
+        (run.path / part / "latest").unlink()
+    run.goes_on_from("global_step10")
 
 
 def flip(path: Path) -> None:
