@@ -98,22 +98,10 @@ def test_the_judges_that_are_fooled_are_refused(monkeypatch):
 
 
 HOSTILE = (
-    "__import__('pathlib').Path({file!r}).write_text('run')",
-    "(lambda: open({file!r}, 'w'))()",
-    "9**9**9**9",
-    "(" * 400 + ")" * 400,
-    "[" * 3000,
-    "x" * 100_000,
-    "1e999",
-    "nan",
-    "\x00\ud800",
-    "{{'a': 1}}",
-    "[[0, 1], [1]]",
-    "None",
-    "",
-    "٣ + ²",
-    "NaN+nanj",
-)
+    "__import__('pathlib').Path({file!r}).write_text('run')", "(lambda: open({file!r}, 'w'))()", "9**9**9**9",
+    "(" * 400 + ")" * 400, "[" * 3000, "x" * 100_000, "1e999", "nan", "\x00\ud800", "{{'a': 1}}", "[[0, 1], [1]]",
+    "None", "", "٣ + ²", "NaN+nanj",
+)  # fmt: skip
 
 
 def test_no_text_runs_or_crashes_or_is_right_in_any_scorer(tmp_path):
