@@ -307,17 +307,14 @@ class TestResume:
         assert (row["step"], row["flag"], row["before"], row["now"]) == (3, flag, "8", "4")
         assert capsys.readouterr().err.count(f"from step 3 on, {flag} is 4, and was 8\n") == 1
 
-    def test_without_a_checkpoint_the_run_begins_as_it_is_told(self, go):
+    @pytest.mark.parametrize("step", [0, 2])
+    def test_without_a_checkpoint_or_its_settings_the_run_goes_on_as_it_is_told(self, go, tmp_path, capsys, step):
+        """An older version wrote no settings beside its checkpoints."""
         go()
-        assert go(ckpt__load_enable=True, actor__adam__lr=1e-5)["config"]["actor.adam.lr"] == 1e-5
-        with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
-            go(2)
-
-    def test_checkpoints_of_an_older_version(self, go, tmp_path, capsys):
-        go()
-        (tmp_path / "checkpoints/settings.json").unlink()
-        go(2, actor__adam__lr=1e-5)
-        assert f"{tmp_path}/checkpoints/settings.json is not there" in capsys.readouterr().err
+        if step:
+            (tmp_path / "checkpoints/settings.json").unlink()
+        assert go(step, ckpt__load_enable=True, actor__adam__lr=1e-5)["config"]["actor.adam.lr"] == 1e-5
+        assert (f"{tmp_path}/checkpoints/settings.json is not there" in capsys.readouterr().err) == bool(step)
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
             go(4)
 

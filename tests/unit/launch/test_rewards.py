@@ -70,9 +70,11 @@ def test_none_is_asked_without_a_problem(serve):
     ({"body": "{"}, "JSONDecodeError"),
     ({"body": '{"score": 1}'}, "{'score': 1}"),
     ({"body": '{"rewards": [NaN]}'}, "rewards = [nan]"),
+    ("http://", "Inval"),  # an address of no use
+    ("http://host:port/x", "Inval"),
 ])  # fmt: skip
 def test_an_answer_of_no_use_is_an_error(serve, answer, error):
-    endpoint = serve(**answer)
+    endpoint = serve(**answer) if isinstance(answer, dict) else answer
     with pytest.raises(ConfigError) as raised:
         check_reward_servers([endpoint], PROBLEM, send_responses=False)
     assert str(raised.value).startswith(f"reward.remote_url is {endpoint}; ") and error in str(raised.value)
@@ -81,12 +83,6 @@ def test_an_answer_of_no_use_is_an_error(serve, answer, error):
 def test_a_label_that_is_no_json_is_an_error(serve):
     with pytest.raises(ConfigError, match="TypeError: Object of type object is not JSON serializable"):
         check_reward_servers([serve()], ("1+1=", object()), send_responses=False)
-
-
-@pytest.mark.parametrize("endpoint", ["http://", "http://host:port/x"])
-def test_an_address_of_no_use_is_an_error(endpoint):
-    with pytest.raises(ConfigError, match=f"reward.remote_url is {endpoint}; .*Inval"):
-        check_reward_servers([endpoint], PROBLEM, send_responses=False)
 
 
 def test_one_that_does_not_answer_yet_is_a_warning(serve, monkeypatch):
