@@ -381,9 +381,8 @@ class TestTokenizer:
         with_image = [{"q": "<image>?", "a": "x", "images": [str(tmp_path / "a.png")]}]
         good = [{"q": "0?", "a": "x", "images": []}, *with_image]
         assert with_tokenizer(good, **flags).prompts == 2
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=r", row 3: the prompt has 2 <img>, .*, and 0 images; "):
             with_tokenizer([*good, {"q": "2?", "a": "x", "images": None}], **flags)
-        assert ", row 3: the prompt has 2 <img>" in str(error.value) and "0 images" in str(error.value)
         with pytest.raises(ConfigError, match=r", row 1: the prompt has 2 <img>, .*, and 1 images; "):
             with_tokenizer([with_image[0] | {"q": "<image><img>?"}], **flags)
 
@@ -454,10 +453,9 @@ class TestTokenizer:
             config.write_text(json.dumps(sizes))
             assert with_tokenizer(rows, **SOLVED).prompts == 3
         config.write_text(json.dumps({"text_config": {"vocab_size": 129}, "vocab_size": 130}))
-        with pytest.raises(ConfigError) as error:
-            with_tokenizer(rows, **SOLVED)
         what = "prompt" if key == "q" else "worked solution"
-        assert f", row 3: the {what} has the token 'Ã' with the id 129; " in str(error.value)
+        with pytest.raises(ConfigError, match=f", row 3: the {what} has the token 'Ã' with the id 129; "):
+            with_tokenizer(rows, **SOLVED)
 
     def test_worked_solutions_need_an_end_token(self, with_tokenizer, tokenizer_folder):
         configure(tokenizer_folder, eos_token=None)

@@ -53,21 +53,17 @@ class TestFiles:
     def test_utf_8_with_its_mark(self, check):
         assert check(check.file("a.jsonl", dump(ROWS).encode("utf-8-sig"))).prompts == 6
 
-    @pytest.mark.parametrize(("text", "message"), [
-        ('{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n', "line 3: no valid JSON"),
-        ('{"q": "1", "a": "1"}\n{"q": "2", "a": ' + "9" * 5000 + "}", "line 2: no valid JSON (Exceeds the limit"),
-        ('{"q": "1", "a": "1"}\n[1]\n', "line 2: must be a JSON object, is list"),
+    @pytest.mark.parametrize(("names", "text", "says"), [
+        ("a.jsonl a.json", '{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n', "line 3: no valid JSON"),
+        ("a.jsonl a.json", '{"q": "1", "a": "1"}\n{"q": "2", "a": ' + "9" * 5000 + "}", "line 2: no valid JSON (Exc"),
+        ("a.jsonl a.json", '{"q": "1", "a": "1"}\n[1]\n', "line 2: must be a JSON object, is list"),
+        ("a.json", f'[{{"q": "1", "a": {"9" * 5000}}}]', ": no valid JSON (Exceeds the limit"),
+        ("a.json", '{"q": ["1", "2"], "a": ["3", "4"]}', "row 1: q is ['1', '2']; "),  # one object of columns
+        ("a.parquet a.arrow", "no such thing", "cannot be read: "),
     ])  # fmt: skip
-    @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-    def test_lines_that_are_no_objects(self, check, name, text, message):
-        assert check.refusal(check.file(name, text)).startswith(message)
-
-    @pytest.mark.parametrize(("text", "says"), [
-        (f'[{{"q": "1", "a": {"9" * 5000}}}]', ": no valid JSON (Exceeds the limit"),
-        ('{"q": ["1", "2"], "a": ["3", "4"]}', "row 1: q is ['1', '2']; "),  # one object of columns
-    ])  # fmt: skip
-    def test_a_document_of_another_kind(self, check, text, says):
-        assert check.refusal(check.file("a.json", text)).startswith(says)
+    def test_that_hold_something_else(self, check, names, text, says):
+        for name in names.split():
+            assert check.refusal(check.file(name, text)).startswith(says), name
 
     @pytest.mark.parametrize(("column", "value"), [("q", "x \ud800"), ("a", {"x": ["\udfff"]})])
     def test_half_of_a_surrogate_pair(self, check, column, value):
@@ -81,10 +77,6 @@ class TestFiles:
     def test_empty(self, check, name, text):
         text = check.refusal(check.file(name, text))
         assert text.startswith("has no rows") or (name == "a.json" and "no valid JSON" in text)
-
-    @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-    def test_broken(self, check, name):
-        assert check.refusal(check.file(name, "no such thing")).startswith("cannot be read: ")
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_one_that_replaces_another_with_its_time(self, check, kind):

@@ -69,37 +69,32 @@ def test_any_label_is_what_the_file_has(run_args, tmp_path_factory, labels, as_l
 
 
 class TestCsv:
-    @pytest.mark.parametrize("line", ["x,1,2", "x"])
-    def test_lines_with_other_numbers_of_cells(self, check, line):
-        assert "line 2: " in check.refusal(check.file("a.csv", f"q,a\n{line}\ny,3,4\n"))
+    @pytest.mark.parametrize(("text", "says"), [
+        ("q,a\nx,1,2\ny,3,4\n", "line 2: "),
+        ("q,a\nx\ny,3,4\n", "line 2: "),
+        ("q,a,a\n1,x,y\n", "line 1: the column 'a' is there twice; "),
+        ("q,a\nx,y\n\n,\nz,w\n", "row 2: q is ''; "),  # only a line without commas is no row
+    ])  # fmt: skip
+    def test_cells_that_are_no_row(self, check, text, says):
+        assert check.refusal(check.file("a.csv", text)).startswith(says)
 
     def test_quotes_and_line_ends(self, check):
         name = check.file("a.csv", 'q,a\r\n"1, or\n""2""?",x\r\n\r\n"\x0b\u2028?",y\r\n')
         assert [row["q"] for row in check.trained(name)] == ['1, or\n"2"?', "\x0b\u2028?"]
 
-    def test_a_name_of_two_columns(self, check):
-        """Columns without a name are not read."""
-        assert "line 1: the column 'a' is there twice; " in check.refusal(check.file("a.csv", "q,a,a\n1,x,y\n"))
+    def test_columns_without_a_name_are_not_read(self, check):
         assert [row["a"] for row in check.trained(check.file("b.csv", "q,a,,\n1,x,,\n"))] == ["x"]
-
-    def test_a_row_of_empty_cells_is_a_row(self, check):
-        """Only a line without commas is no row."""
-        assert check.refusal(check.file("a.csv", "q,a\nx,y\n\n,\nz,w\n")).startswith("row 2: q is ''; ")
 
 
 class TestLabels:
-    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".csv"])
-    def test_null(self, check, kind):
-        assert check.refusal(check.write(kind, rows("a", "b", None))).startswith("row 3: a is null or not there; ")
-
-    def test_nan(self, check):
-        """As pandas writes a number that is missing."""
-        assert check.refusal(check.write(".parquet", rows(0.5, math.nan))).startswith("row 2: a is nan; ")
-
-    @pytest.mark.parametrize("kind", [".parquet", " saved"])
-    @pytest.mark.parametrize("label", [datetime(2024, 1, 1), Decimal("1.5"), b"x"])
-    def test_what_json_does_not_have(self, check, kind, label):
-        assert check.refusal(check.write(kind, rows(label))).startswith("row 1: a is ")
+    @pytest.mark.parametrize(("kinds", "labels", "says"), [
+        ([kind for kind in KINDS if kind != ".csv"], ("a", "b", None), "row 3: a is null or not there; "),
+        ([".parquet"], (0.5, math.nan), "row 2: a is nan; "),  # as pandas writes a number that is missing
+        *(([".parquet", " saved"], [value], "row 1: a is ") for value in (datetime(2024, 1, 1), Decimal("1.5"), b"x")),
+    ])  # fmt: skip
+    def test_that_are_no_values(self, check, kinds, labels, says):
+        for kind in kinds:
+            assert check.refusal(check.write(kind, rows(*labels))).startswith(says), kind
 
     def test_without_label_key_the_column_may_be_anything(self, check):
         data = check(check.write(".jsonl", rows(None, 1)), data__label_key=None)

@@ -209,9 +209,8 @@ def test_solutions_have_positive_integers_as_partial_values_and_no_needless_pare
     ({"nums": [2, 3], "target": "5"}, "target is no positive integer"),
 ])  # fmt: skip
 def test_bad_rows_say_why(row, reason):
-    with pytest.raises(BadRow) as raised:
+    with pytest.raises(BadRow, match=f"^{reason}(:|$)"):  # what is counted
         countdown.problem(row)
-    assert str(raised.value).split(":")[0] == reason  # what is counted
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=6), st.integers(1, 10**6))

@@ -113,9 +113,8 @@ def test_images_stay_in_order():
     (row(picture(), answer="$$"), "label does not parse"),
 ])  # fmt: skip
 def test_bad_rows_say_why(published, kind):
-    with pytest.raises(BadRow) as error:
+    with pytest.raises(BadRow, match=f"^{kind}(:|$)"):
         task.problem(published)
-    assert str(error.value).split(":")[0] == kind
 
 
 @pytest.mark.parametrize("answer", ["5", "12.5", r"3 \sqrt { 3 }", r"\frac { 20 } { 3 }", "36^\\circ", r"8 \pi"])
