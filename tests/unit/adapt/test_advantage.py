@@ -1,7 +1,5 @@
 """Eq. 2, group-relative advantages, and OpenRLHF's other estimators."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,7 +1,5 @@
 """Batch arithmetic against brute force and against the way OpenRLHF cuts a list into chunks."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

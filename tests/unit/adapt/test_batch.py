@@ -1,7 +1,5 @@
 """The union of X1, X2 and X3, and how it is made to fit (Eq. 7, Prop. A.3)."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The hard buffer B_bad, the replay buffer B_high and the cache: order, capacity, age, sampling, counters, state."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What the critic may learn from: each response of the step once, and none of the actor's. Its values as a baseline."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The loss of a demonstration, against the formula of LUFFY (arXiv 2504.14945)."""
 
-from __future__ import annotations
-
 import pytest
 
 from bapo_openrlhf.adapt.corrections import GAMMA, shaped

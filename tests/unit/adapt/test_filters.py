@@ -1,7 +1,5 @@
 """Fresh filters (Definition 3.1, first term; Appendix A.3; RAGEN-2)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

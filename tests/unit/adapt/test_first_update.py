@@ -1,7 +1,5 @@
 """Clip, advantages and values by source, against the gradient of OpenRLHF's loss and a slow loop."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

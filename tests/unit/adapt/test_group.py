@@ -1,7 +1,5 @@
 """Groups, prompts and responses: exact statistics, compact storage, stable ids, and plain-data round trips (Eq. 4)."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """The ledger: every generated group ends in exactly one counted state."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The numbers of the log on staleness and on Theorem 3.2, by hand and against a slow loop over responses."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

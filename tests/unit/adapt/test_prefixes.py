@@ -1,7 +1,5 @@
 """Prefixes: which responses wait, where they are cut, how the share moves, and that nothing is lost."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The review of a batch, against its conditions group by group."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rewards as exact numbers: thresholds as they are written, and rewards that differ only by rounding are equal."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction as F
@@ -27,14 +25,7 @@ BELOW_1 = 0.99999994  # the float32 before 1
 
 class TestAsFraction:
     @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            (" 4/8 ", F(1, 2)),
-            ("0.1", F(1, 10)),
-            (0.1, F(1, 10)),
-            (0, F(0)),
-            (F(2, 3), F(2, 3)),
-        ],
+        ("value", "expected"), [(" 4/8 ", F(1, 2)), ("0.1", F(1, 10)), (0.1, F(1, 10)), (0, F(0)), (F(2, 3), F(2, 3))]
     )
     def test_exact_value_as_written(self, value, expected):
         assert as_fraction(value) == expected

@@ -1,7 +1,5 @@
 """The shift and the gap, against their definitions and by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Age in syncs, importance ratios and TV distances of groups, against closed forms and exact sums."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction
@@ -29,10 +27,7 @@ def share(ratios: list[Fraction]) -> Fraction:
 
 
 class TestImportanceSummary:
-    @given(
-        st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12),
-        st.integers(-200, 200),
-    )
+    @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12), st.integers(-200, 200))
     @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_matches_exact_arithmetic_at_any_scale(self, terms, scale):
         ratios = [Fraction(*term) for term in terms]

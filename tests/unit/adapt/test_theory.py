@@ -1,7 +1,5 @@
 """Theorem 3.2: the constants K1, K2, K3, sampled TV distances, and the terms of the lower bound."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -41,10 +39,7 @@ def exact_tv(p, q) -> float:
 
 
 class TestSampledTV:
-    @pytest.mark.parametrize(
-        "policy",
-        [(0.5, 0.25, 0.125, 0.125), (0.0, 0.9, 0.05, 0.05), (0.7, 0.1, 0.1, 0.1)],
-    )
+    @pytest.mark.parametrize("policy", [(0.5, 0.25, 0.125, 0.125), (0.0, 0.9, 0.05, 0.05), (0.7, 0.1, 0.1, 0.1)])
     def test_all_responses_in_exact_proportion_give_the_exact_distance(self, policy):
         behaviour = (4 / 8, 2 / 8, 1 / 8, 1 / 8)
         responses = [0] * 4 + [1] * 2 + [2] + [3]

@@ -1,7 +1,5 @@
 """Eq. 8: c2 and c3 move linearly with the average reward."""
 
-from __future__ import annotations
-
 from fractions import Fraction as F
 
 import pytest

@@ -1,7 +1,5 @@
 """V-trace: Eq. 1 of arXiv 1802.01561 term by term, and GAE on-policy."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

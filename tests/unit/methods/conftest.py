@@ -1,7 +1,5 @@
 """Groups whose responses know where they come from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """One step of a method without re-evaluation, and what the tests of several methods read from a group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from bapo_openrlhf.adapt.batch import Batch

@@ -6,8 +6,6 @@ recipe/bapo/bapo_ray_trainer.py (with "fit"). The class was written from that co
 can compare the two.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ from their authors' code, not from this package, so that tests can compare the t
 the choice is an argument.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """BAPO after Definition 3.1 and Algorithm 1: a second implementation driven side by side, and the mini-test by hand."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from fractions import Fraction as F

@@ -4,8 +4,6 @@ The whole layer over random runs, driven as the trainer drives it: a method make
 are dropped from it, the ledger settles the step. Each group's end is told beside it, from its rewards and the review.
 """
 
-from __future__ import annotations
-
 import runpy
 from collections import Counter
 from dataclasses import fields

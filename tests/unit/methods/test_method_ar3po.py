@@ -1,7 +1,5 @@
 """AR3PO: responses in stages and the reuse of a success, against the independent rules and by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction as F
 

@@ -1,7 +1,5 @@
 """ARPO after arXiv 2505.16282: a second implementation driven side by side, and limits."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from fractions import Fraction as F

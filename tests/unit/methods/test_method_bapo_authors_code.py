@@ -1,7 +1,5 @@
 """The batches of the authors' code beside an independent reading of it, and what that does not cover."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction as F
 

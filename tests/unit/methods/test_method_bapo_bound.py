@@ -1,7 +1,5 @@
 """Replay by the terms of Theorem 3.2: every subset by brute force, predictions by hand, and BAPO's other rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """BAPO with demonstrations: when one is shown, and what becomes of its group."""
 
-from __future__ import annotations
-
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO
 

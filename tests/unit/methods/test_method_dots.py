@@ -1,7 +1,5 @@
 """DOTS: draws against closed forms, and a second implementation side by side."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from fractions import Fraction as F

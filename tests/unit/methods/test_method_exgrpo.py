@@ -1,7 +1,5 @@
 """ExGRPO after arXiv 2510.02245: draws against closed forms, a second implementation driven side by side."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Freshness-aware replay: priorities and draws against the independent rules, and batches by hand."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """LUFFY: mixed groups by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction as F
 

@@ -1,7 +1,5 @@
 """MoPPS: a second implementation side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction as F
 
@@ -46,11 +44,7 @@ def test_metrics_by_hand(make_group):
     method = mopps()
     assert method.metrics() == {}
     run(method, 0, [make_group(3, prompt=A), make_group(8, prompt=B)])  # both from Beta(1, 1)
-    assert method.metrics() == {
-        "prompts/known": 2,
-        "prompts/predicted": 0.5,
-        "prompts/unseen_share": 1.0,
-    }
+    assert method.metrics() == {"prompts/known": 2, "prompts/predicted": 0.5, "prompts/unseen_share": 1.0}
     run(method, 0, [make_group(right, prompt=prompt) for right, prompt in ((2, A), (8, C), (0, D), (7, B))])
     assert method.metrics() == pytest.approx(
         {

@@ -1,7 +1,5 @@
 """PODS: which responses of a group stay, against all subsets, and what becomes of the others."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction as F
 

@@ -1,7 +1,5 @@
 """POPO: random runs against the rule written from its source."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_step import run, uids

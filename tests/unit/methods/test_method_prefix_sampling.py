@@ -1,7 +1,5 @@
 """Prefix Sampling, and BAPO with prefixes: what is stored, trained on and counted, on random streams."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction as F
 

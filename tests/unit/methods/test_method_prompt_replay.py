@@ -1,7 +1,5 @@
 """Prompt Replay: which prompts come again, by hand and side by side with the independent rules."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction as F
 

@@ -1,7 +1,5 @@
 """ReLIFT: unsolved prompts wait, and are fine-tuned on together."""
 
-from __future__ import annotations
-
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.relift import ReLIFT

@@ -1,7 +1,5 @@
 """ReMix after arXiv 2507.06892: brute force over all mixtures."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given, settings

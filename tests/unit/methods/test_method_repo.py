@@ -1,7 +1,5 @@
 """RePO after arXiv 2506.09340: a second implementation driven side by side."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

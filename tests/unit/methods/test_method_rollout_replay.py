@@ -1,7 +1,5 @@
 """Rollout-level replay: draws against the enumerated chances, and whole runs against the independent rules."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from fractions import Fraction as F

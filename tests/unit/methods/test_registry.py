@@ -1,7 +1,5 @@
 """Methods by name and by file, and their options."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pickle

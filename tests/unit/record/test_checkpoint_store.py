@@ -1,7 +1,5 @@
 """Which checkpoints are whole after any crash, on a full disk, and with any damage."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Who owns a folder: with locks, and on a file system that has none. Other owners are processes of their own."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """State files: every value is read with its type and bits. Documents: all damage is noticed."""
 
-from __future__ import annotations
-
 import collections
 import enum
 import errno
