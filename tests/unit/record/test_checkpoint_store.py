@@ -1,19 +1,17 @@
 """Which checkpoints are whole after any crash, on a full disk, and with any damage."""
 
-import builtins
 import errno
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from watched_disk import each_crash, let_fail, logged
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.durable import undeleted
@@ -39,11 +37,10 @@ def save(path, tag, attempt=1, *, critic=True, rotate=()):
     """Save like the trainer: OpenRLHF deletes old checkpoints, then saves."""
     store = CheckpointStore(path, critic=critic)
     folder = store.begin(tag)
-    parts = ("_actor", "_critic") if critic else ("_actor",)
     for old in rotate:
-        for part in parts:
+        for part in store.models:
             shutil.rmtree(path / part / old)
-    write_models(path, tag, attempt, parts)
+    write_models(path, tag, attempt, store.models)
     save_state(folder, {"attempt": attempt, "log_probs": np.full(5, float(attempt))})
     store.complete(tag, int(tag.split("step")[1]))
     store.forget_rotated()
@@ -66,9 +63,6 @@ def newest(store):
 
 def tree(path):
     return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
-
-
-# ── A save and its manifest ──
 
 
 def test_manifest_by_hand(tmp_path):
@@ -107,7 +101,6 @@ def test_a_model_that_was_not_saved(tmp_path, part, left):
 
 
 def test_begin_clears_what_an_older_attempt_left(tmp_path):
-    """This includes files that the new attempt does not write. Other tags stay."""
     save(tmp_path, "global_step1")
     save(tmp_path, "global_step2", 1)
     for part in PARTS:
@@ -133,9 +126,6 @@ def test_abandon_where_no_model_was_saved(tmp_path):
     (folder / "state.json").touch()
     store.abandon(tag)
     assert tree(tmp_path) == before and newest(store) == ("global_step2", [])
-
-
-# ── Order, and which one is loaded ──
 
 
 def test_newest_step_first_and_regular_before_best(tmp_path):
@@ -167,19 +157,11 @@ def test_tags_that_openrlhf_does_not_give(tmp_path, method):
         assert tree(tmp_path) == before
 
 
-# ── Damage ──
-
 TAG = "global_step3"
 
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path):
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 4
-    path.write_bytes(raw)
 
 
 def to_folder(path):
@@ -226,7 +208,8 @@ def test_all_damage_of_the_state_is_noticed(tmp_path, name):
 def test_what_is_no_damage(tmp_path):
     """Of a model's file only the size is checked, and other files may be beside it."""
     store = save(tmp_path, TAG)
-    flip(tmp_path / "_actor" / TAG / "zero" / "optim_states.pt")
+    file = tmp_path / "_actor" / TAG / "zero" / "optim_states.pt"
+    file.write_text(file.read_text().upper())
     for part in PARTS:
         (tmp_path / part / TAG / "notes").write_text("mine")
     store.check(TAG)
@@ -250,9 +233,6 @@ def test_a_manifest_that_names_other_files(tmp_path, name):
     rewrite(path, files=files | {name: {"bytes": 1}})
     with pytest.raises(CheckpointError, match=f"^{path} lists {name},"):
         store.check(TAG)
-
-
-# ── Links ──
 
 
 @pytest.mark.parametrize(
@@ -305,9 +285,6 @@ def test_the_checkpoints_folder_itself_may_be_a_link(tmp_path):
     save(tmp_path / "run", TAG).check(TAG)
 
 
-# ── Deleting ──
-
-
 def test_remove_unfinished(tmp_path):
     """Finished saves stay even if they are damaged. Files of other programs stay too."""
     save(tmp_path, "global_step1")
@@ -345,9 +322,6 @@ def test_forget_rotated(tmp_path):
     assert newest(store)[0] == "global_step2"
 
 
-# ── Other numbers of ranks ──
-
-
 def converted_for(path):
     folders = {part: path / "converted" / part for part in ("_actor", "_critic")}
     for folder in folders.values():
@@ -374,6 +348,8 @@ def test_ranks_and_the_universal_format(tmp_path):
     assert store.ranks(TAG) == {"_actor": 3, "_critic": 12} and not store.is_universal(TAG)
     path = tmp_path / "_adapt" / TAG / "manifest.json"
     listed = json.loads(path.read_bytes())["files"]
+    CheckpointStore(tmp_path, critic=False).add_universal(TAG, converted_for(tmp_path))
+    assert not store.is_universal(TAG) and newest(store) == (TAG, [])
     store.add_universal(TAG, converted_for(tmp_path))
     assert store.is_universal(TAG) and store.ranks(TAG) == {"_actor": 3, "_critic": 12} and newest(store) == (TAG, [])
     manifest = json.loads(path.read_bytes())
@@ -382,101 +358,6 @@ def test_ranks_and_the_universal_format(tmp_path):
     (tmp_path / "_critic" / TAG / "zero" / "layer.weight" / "fp32.pt").unlink()
     with pytest.raises(CheckpointError, match=r"zero/layer\.weight/fp32\.pt is missing"):
         store.check(TAG)
-
-
-def test_each_model_must_be_universal(tmp_path):
-    store = save_of_ranks(tmp_path, TAG, 1, 1)
-    CheckpointStore(tmp_path, critic=False).add_universal(TAG, converted_for(tmp_path))
-    assert not store.is_universal(TAG) and newest(store) == (TAG, [])
-
-
-# ── Crashes ──
-
-
-class Killed(BaseException):
-    """What a process does after it was killed: nothing."""
-
-
-class Crash:
-    """Lets `action` take `count - 1` operations on the disk and no more, also none that would clean up.
-
-    Writing a file counts twice: before the first byte, and after half of the bytes.
-    """
-
-    def __init__(self, count):
-        self.left = count
-
-    def step(self):
-        self.left -= 1
-        if self.left <= 0:
-            raise Killed
-
-    def install(self, patch):
-        for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync", "open"):
-            patch.setattr(os, name, self.counted(getattr(os, name)))
-        original = builtins.open
-
-        def opened(file, mode="r", *args, **kwargs):
-            if "w" not in mode:
-                return original(file, mode, *args, **kwargs)
-            self.step()
-            return Half(original(file, mode, *args, **kwargs), self)
-
-        patch.setattr(builtins, "open", opened)
-        patch.setattr(io, "open", opened)
-
-    def counted(self, function):
-        def call(*args, **kwargs):
-            self.step()
-            return function(*args, **kwargs)
-
-        return call
-
-
-class Half:
-    """An open file that writes each part in two halves."""
-
-    def __init__(self, file, crash):
-        self.file, self.crash = file, crash
-
-    def write(self, data):
-        half = len(data) // 2
-        self.file.write(data[:half])
-        self.file.flush()
-        self.crash.step()
-        self.file.write(data[half:])
-        return len(data)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
-def crashed(count, action):
-    """Run `action`, which is killed at operation `count`. Return False if it ended before."""
-    crash = Crash(count)
-    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-        crash.install(patch)
-        action()
-    return crash.left <= 0
-
-
-def each_crash(base, work, action):
-    """Yield a copy of `base` per operation of `action`, killed at that operation, and finally one without a kill."""
-    count = 0
-    alive = True
-    while alive:
-        count += 1
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(base, work)
-        alive = crashed(count, lambda: action(work))
-        yield alive
-    assert count > 20
 
 
 SAVES = {
@@ -576,19 +457,7 @@ def test_killed_at_any_operation_of_a_conversion(tmp_path):
 def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
     """The order survives a power cut: marker, then deletions; manifest, then deletion of the marker."""
     save(tmp_path, TAG)
-    log = []
-    originals = {name: getattr(os, name) for name in ("fsync", "unlink", "replace")}
-
-    def logged(name):
-        def call(first, *args, **kwargs):
-            path = os.readlink(f"/proc/self/fd/{first}") if name == "fsync" else args[0] if args else first
-            log.append((name, Path(path).name))
-            return originals[name](first, *args, **kwargs)
-
-        return call
-
-    for name in originals:
-        monkeypatch.setattr(os, name, logged(name))
+    log = logged(monkeypatch, "fsync", "unlink", "replace")
     store = CheckpointStore(tmp_path, critic=True)
     store.begin(TAG)
     manifest = log.index(("unlink", "manifest.json"))
@@ -599,7 +468,9 @@ def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
     write_models(tmp_path, TAG, 2)
     log.clear()
     store.complete(TAG, 3)
-    assert log[1:] == [("replace", "manifest.json"), ("fsync", TAG), ("unlink", "UNFINISHED"), ("fsync", TAG)]
+    assert [(call, names[-1]) for call, *names in log[1:]] == [
+        ("replace", "manifest.json"), ("fsync", TAG), ("unlink", "UNFINISHED"), ("fsync", TAG)
+    ]  # fmt: skip
     store.begin("global_step4")
     write_models(tmp_path, "global_step4", 1)
     log.clear()
@@ -607,9 +478,6 @@ def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
     marker = log.index(("unlink", "UNFINISHED"))
     assert {("fsync", "_actor"), ("fsync", "_critic")} < set(log[:marker])  # otherwise the models could outlive it
     assert log[-1] == ("fsync", "_adapt")
-
-
-# ── Full disks and other system errors ──
 
 
 @pytest.fixture
@@ -658,18 +526,6 @@ def test_disk_full_while_completing(small_disk):
     assert newest(store)[0] == "global_step2"
 
 
-def denied(monkeypatch, function, part):
-    """Let os.FUNCTION fail for paths that contain `part`."""
-    original = getattr(os, function)
-
-    def call(path, *args, **kwargs):
-        if part in os.fspath(path):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
-        return original(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, function, call)
-
-
 @pytest.mark.parametrize(
     ("method", "arguments", "function", "part"),
     [
@@ -687,26 +543,22 @@ def denied(monkeypatch, function, part):
 )
 def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, arguments, function, part):
     store = save(tmp_path, TAG)
-    denied(monkeypatch, function, part)
+    let_fail(monkeypatch, function, errno.EACCES, lambda path: part in path)
     with pytest.raises(CheckpointError, match=f"^{tmp_path}.*Permission denied") as error:
         getattr(store, method)(*arguments)
     assert part.removesuffix("/.manifest.json") in str(error.value)
 
 
-def test_an_older_attempt_that_cannot_be_deleted_is_no_part_of_the_new_one(tmp_path, monkeypatch):
-    store = save(tmp_path, TAG)
+def test_what_cannot_be_deleted_is_no_part_of_a_new_attempt_and_is_forgotten(tmp_path, monkeypatch):
+    for number in (1, 3):
+        store = save(tmp_path, f"global_step{number}")
     with monkeypatch.context() as patch:
-        denied(patch, "unlink", "optim_states.pt")
+        let_fail(patch, "unlink", errno.EACCES, lambda path: "optim_states.pt" in path)
         store.begin(TAG)
     assert not (tmp_path / "_actor" / TAG).exists() and os.listdir(store.folder(TAG)) == ["UNFINISHED"]
     save(tmp_path, TAG)
     assert newest(store)[0] == TAG
-
-
-def test_a_rotated_checkpoint_that_cannot_be_deleted_is_forgotten(tmp_path, monkeypatch):
-    for number in (1, 2):
-        store = save(tmp_path, f"global_step{number}")
     shutil.rmtree(tmp_path / "_actor" / "global_step1")
-    denied(monkeypatch, "rmdir", "_adapt/global_step1")
+    let_fail(monkeypatch, "rmdir", errno.EACCES, lambda path: "_adapt/global_step1" in path)
     store.forget_rotated()
-    assert store.tags() == ["global_step2"] and undeleted(tmp_path)
+    assert store.tags() == [TAG] and undeleted(tmp_path)

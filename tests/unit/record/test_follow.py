@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_owner import another_owner
 
 from bapo_openrlhf.record import follow
 from bapo_openrlhf.record.follow import Follower
@@ -36,21 +37,10 @@ def whole_reading(path):
     return rows
 
 
-# ── Steps ──
-
-
 def test_a_process_that_was_killed(tmp_path):
     """It leaves its lock behind, and its number is of no process any more."""
     follower = Follower(tmp_path)
-    program = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom bapo_openrlhf.record.owner import owned\n"
-        "with owned(Path(sys.argv[1]), field='x', what='run', instead=''):\n"
-        "    print('there', flush=True)\n    sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"there\n"
+    with another_owner(tmp_path) as process:
         follower.poll()
         assert not follower.killed and follower.how is None
         process.kill()
@@ -175,15 +165,11 @@ def test_what_was_read_stays_while_a_file_cannot_be_read(tmp_path):
     assert follower.problem is None and follower.rows == []
 
 
-# ── run.json and summary.json ──
-
-
 def test_documents_are_read_when_they_change(tmp_path):
     follower = Follower(tmp_path)
     run, summary = tmp_path / "run.json", tmp_path / "summary.json"
 
     def seen(path=None, text=""):
-        """The documents after a file has another text."""
         if path is not None:
             path.write_text(text)
         follower.poll()

@@ -4,12 +4,14 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -94,7 +96,6 @@ def test_a_killed_owner_is_none(tmp_path, system):
 
 
 def test_what_is_left(tmp_path, system):
-    """Nothing is left of the lock, nor of a folder that was made for it. Other files stay."""
     with mine(tmp_path / "new"):
         assert [path.name for path in (tmp_path / "new").iterdir()] == [LOCK]
     assert list(tmp_path.iterdir()) == []
@@ -165,7 +166,7 @@ def test_each_of_many_owns_it_alone(tmp_path):
     """Threads open the file by themselves, so they are refused as processes are."""
     inside, most, owners = [], [], []
 
-    def work() -> None:
+    def work(_) -> None:
         for _ in range(200):
             try:
                 with mine(tmp_path / "a"):
@@ -177,11 +178,8 @@ def test_each_of_many_owns_it_alone(tmp_path):
             except ConfigError as error:
                 assert "going on" in str(error)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert max(most) == 1 and owners
     assert not (tmp_path / "a" / LOCK).exists()
 
@@ -232,18 +230,11 @@ class TestSignsOfLife:
             pass
 
     def test_signs_are_given_until_the_end(self, tmp_path, monkeypatch):
+        given = queue.Queue()
         monkeypatch.setattr(owner, "BEAT", 0.01)
-        given, twice = [], threading.Event()
-
-        def utime(path):
-            given.append(path)
-            if len(given) == 2:
-                twice.set()
-
-        monkeypatch.setattr(owner.os, "utime", utime)
+        monkeypatch.setattr(owner.os, "utime", given.put)
         with mine(tmp_path):
-            assert twice.wait(30)
-        assert set(given) == {tmp_path / LOCK}
+            assert [given.get(timeout=30) for _ in range(2)] == [tmp_path / LOCK] * 2
         for thread in threading.enumerate():
             if thread.name.endswith("(_beat)"):
                 thread.join(30)

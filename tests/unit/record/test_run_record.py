@@ -5,7 +5,6 @@ import math
 import os
 import platform
 import subprocess
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,30 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from watched_disk import each_crash
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.run_record import (
-    GAP,
-    PromptStates,
-    RunRecord,
-    begin_run,
-    end_means,
-    read_answers,
-    read_groups,
-    read_metrics,
-    read_run,
-    shortened,
-    summarise,
-    write_summary,
-)
+from bapo_openrlhf.record.run_record import RunRecord, begin_run, read_metrics, read_run, summarise, write_summary
 
 
 def lines(directory):
     return (directory / "metrics.jsonl").read_text().splitlines()
-
-
-# ── metrics.jsonl ──
 
 
 def test_one_line_a_step_readable_while_the_run_goes_on(tmp_path):
@@ -68,7 +52,6 @@ def test_other_values_are_refused_by_name_and_leave_no_half_line(tmp_path):
 
 @pytest.mark.parametrize("cut", range(1, 20))
 def test_line_cut_short_by_a_crash_is_dropped(tmp_path, cut):
-    """The last line may have any length. It may even lack only its end of line."""
     run = RunRecord(tmp_path)
     run.append(1, {"a": 1})
     run.append(2, {"a": 2})
@@ -104,20 +87,17 @@ def test_rows_are_durable(tmp_path, monkeypatch):
     assert places == [(True, "metrics.jsonl"), (True, "groups.jsonl"), (True, "summary.json")]
 
 
-# ── groups.jsonl and answers.jsonl ──
-
-
 def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
     run = RunRecord(tmp_path)
-    assert read_groups(tmp_path) == read_answers(tmp_path) == []
+    assert record.read_groups(tmp_path) == record.read_answers(tmp_path) == []
     run.append_rows(record.GROUPS, 1, [{"uid": 0, "mean": None}, {"uid": 1, "mean": np.float64(0.5)}])
     run.append_rows(record.ANSWERS, 1, [])
     assert not (tmp_path / "answers.jsonl").exists()
     run.append_rows(record.ANSWERS, 2, [{"prompt": "a", "response": "x\ny \u2028 \ud800"}])
     with (tmp_path / "groups.jsonl").open("a") as file:
         file.write('{"step": 2, "ui')  # not written to the end yet
-    assert read_groups(tmp_path) == [{"step": 1, "uid": 0, "mean": None}, {"step": 1, "uid": 1, "mean": 0.5}]
-    assert read_answers(tmp_path) == [{"step": 2, "prompt": "a", "response": "x\ny \u2028 \ud800"}]
+    assert record.read_groups(tmp_path) == [{"step": 1, "uid": 0, "mean": None}, {"step": 1, "uid": 1, "mean": 0.5}]
+    assert record.read_answers(tmp_path) == [{"step": 2, "prompt": "a", "response": "x\ny \u2028 \ud800"}]
     assert read_metrics(tmp_path) == []
 
 
@@ -132,8 +112,6 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
     RunRecord(tmp_path, resume_from=1)
     assert not any(record.read_rows(tmp_path / name) for name in record.BY_STEP)
 
-
-# ── run.json ──
 
 START = {"name": "run", "started": "2026-01-01T00:00:00+00:00", "total_steps": None, "config": {"a.b": [1, math.inf]}}
 
@@ -158,32 +136,17 @@ def test_a_new_run_begins_with_an_empty_record(tmp_path):
         assert len(list(folder.iterdir())) == len(record.BY_STEP) + 2
 
 
-@pytest.mark.parametrize("done", range(12))
-def test_a_run_whose_deletion_is_cut_short_is_still_one(tmp_path, monkeypatch, done):
+def test_a_run_whose_deletion_is_cut_short_is_still_one(tmp_path):
     """Until all that it left beside its record is gone."""
-    write_record(tmp_path)
-    (tmp_path / record.MODEL).mkdir()
-    (tmp_path / record.MODEL / "config.json").touch()
-    (tmp_path / record.CHECKPOINTS / "_actor").mkdir(parents=True)
-    (tmp_path / "train.log").touch()
-    left = iter(range(done))
-
-    def cut_short(kind, name):
-        function = getattr(kind, name)
-
-        def call(*words, **more):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            return function(*words, **more)
-
-        monkeypatch.setattr(kind, name, call)
-
-    for kind, name in ((Path, "unlink"), (Path, "rmdir"), (record.shutil, "rmtree")):
-        cut_short(kind, name)
-    with suppress(KeyboardInterrupt):
-        record.remove_run(tmp_path)
-    others = [name for name in (*record.OTHERS, record.RUN) if (tmp_path / name).exists()]
-    assert record.holds_run(tmp_path) or not others
+    base, work = tmp_path / "base", tmp_path / "work"
+    write_record(base)
+    (base / record.MODEL).mkdir()
+    (base / record.MODEL / "config.json").touch()
+    (base / record.CHECKPOINTS / "_actor").mkdir(parents=True)
+    (base / "train.log").touch()
+    for _ in each_crash(base, work, record.remove_run):
+        others = [name for name in (*record.OTHERS, record.RUN) if (work / name).exists()]
+        assert record.holds_run(work) or not others
 
 
 def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
@@ -215,15 +178,12 @@ def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
     assert read_run(tmp_path)["resumed"] == [START["started"]] and len(read_metrics(tmp_path)) == 1
 
 
-# ── which answers are kept ──
-
-
 def news_of(means, rebuilt_at=None):
     """(position, prompt, kind) of all news in groups (prompt, mean). The states are rebuilt before one group."""
-    states, rows = PromptStates(), []
+    states, rows = record.PromptStates(), []
     for position, (prompt, mean) in enumerate(means):
         if position == rebuilt_at:
-            states = PromptStates({"prompt": prompt, "kind": kind} for _, prompt, kind in rows)
+            states = record.PromptStates({"prompt": prompt, "kind": kind} for _, prompt, kind in rows)
         kind = states.news(prompt, mean)
         if kind:
             rows.append((position, prompt, kind))
@@ -253,17 +213,15 @@ def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at)
 @given(st.text(max_size=40), st.integers(0, 40))
 @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_shortened_keeps_beginning_and_end(text, chars):
-    result = shortened(text, chars)
+    result = record.shortened(text, chars)
     if len(text) <= chars:
         assert result == text
         return
     assert len(result) == chars
-    if chars >= len(GAP):
-        start, end = result[: (chars - len(GAP) + 1) // 2], result[len(result) - (chars - len(GAP)) // 2 :]
-        assert result == start + GAP + end and text.startswith(start) and text.endswith(end)
-
-
-# ── summary.json ──
+    kept = chars - len(record.GAP)
+    if kept >= 0:
+        start, end = result[: (kept + 1) // 2], result[chars - kept // 2 :]
+        assert result == start + record.GAP + end and text.startswith(start) and text.endswith(end)
 
 
 def test_summary_is_written_whole_or_not_at_all(tmp_path):
@@ -299,9 +257,9 @@ def test_summarise_by_hand():
 def test_steps_without_a_reward_are_not_counted():
     summary = summarise([{"step": step, "reward/fresh_mean": step or None} for step in (0, 0, 0, 1, 2, 4, 5)])
     assert (summary["reward_start"], summary["reward_end"]) == (1, 5)  # a third of 4 rewards is 1
-    assert end_means([math.nan, 1.0, 2.0, math.nan]) == (1, 2, 1)
-    assert end_means(range(30)) == (3.5, 25.5, 8)
-    assert np.isnan(end_means([])[:2]).all()
+    assert record.end_means([math.nan, 1.0, 2.0, math.nan]) == (1, 2, 1)
+    assert record.end_means(range(30)) == (3.5, 25.5, 8)
+    assert np.isnan(record.end_means([])[:2]).all()
 
 
 def test_summarise_without_numbers():
@@ -309,9 +267,6 @@ def test_summarise_without_numbers():
     groups = {"groups": {"fresh": 0, "reevaluated": 0, "replayed": 0}}
     assert summarise([]) == {"steps": 0, **empty, **groups}
     assert summarise([{"step": 1, "reward/fresh_mean": None}]) == {"steps": 1, **empty, **groups}
-
-
-# ── provenance ──
 
 
 def git(directory, *arguments):

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import math
-import os
 import pickle
 import random
 import struct
@@ -19,6 +18,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from watched_disk import let_fail, logged
 
 from bapo_openrlhf.record import state_file
 from bapo_openrlhf.record.state_file import CheckpointError, load_state, read_document, save_state, write_document
@@ -51,8 +51,6 @@ def roundtrip(state, folder):
     save_state(folder, state)
     return load_state(folder)
 
-
-# ── What is read ──
 
 texts = st.text(max_size=5) | st.sampled_from(["\ud800", "x\udfff"])  # a tokenizer may decode to a lone surrogate
 keys = texts | st.sampled_from(["$", "of", "dict", "state"])
@@ -137,9 +135,6 @@ def test_a_thousand_arrays_keep_their_places(tmp_path):
     assert canonical(roundtrip(state, tmp_path)) == canonical(state)
 
 
-# ── What is refused ──
-
-
 class Colour(enum.IntEnum):
     RED = 1
 
@@ -188,8 +183,6 @@ def test_places_at_the_top_and_in_tuples(tmp_path):
         save_state(tmp_path, {None: 1})
     assert not list(tmp_path.iterdir())
 
-
-# ── What cannot be read. `CheckpointStore.check` finds damage that leaves it readable ──
 
 SMALL = {"a": [np.arange(3, dtype=np.int16), 0.5, "é"], "$": (2**70, math.nan), "r": np.float32(2)}
 NAMES = ["state.json", "state.safetensors"]
@@ -255,13 +248,10 @@ def test_format_3_is_what_is_written(tmp_path):
     assert state_file.FORMAT_VERSION == 3
 
 
-# ── Documents ──
-
 KIND = "a kind"
 
 
 def test_a_document_is_that_of_the_format(tmp_path):
-    """Its digest is that of its own text, in which the digest is zeros."""
     text = json.dumps({"format": 3, "kind": KIND, "blake2b": "0" * 64, "x": "é"})
     by_hand = text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1)
     write_document(tmp_path / "written", KIND, {"x": "é"})
@@ -304,13 +294,6 @@ def test_other_files_versions_and_kinds(tmp_path, text, message):
         read_document(tmp_path / "document", KIND)
 
 
-class Trap:
-    """Unpickling it would be noticed."""
-
-    def __reduce__(self):
-        return exec, ("raise SystemExit('unpickled')",)
-
-
 def test_nothing_is_unpickled(tmp_path, monkeypatch):
     save_state(tmp_path, {"a": np.ones(2), "b": torch.ones(2, dtype=torch.bfloat16), "c": np.float32(1)})
 
@@ -324,30 +307,15 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "load", trap)
     assert load_state(tmp_path)["b"].tolist() == [1, 1]
     for name in NAMES:
-        (tmp_path / name).write_bytes(pickle.dumps(Trap()))
+        (tmp_path / name).write_bytes(pickle.dumps(SMALL))
         with pytest.raises(CheckpointError):
             load_state(tmp_path)
         save_state(tmp_path, SMALL)
 
 
-# ── Interrupted saves ──
-
-
 def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
     """A power cut cannot change the order: content, then name, then folder entry."""
-    log = []
-    fsync, replace = os.fsync, os.replace
-
-    def logged_fsync(descriptor):
-        log.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
-        fsync(descriptor)
-
-    def logged_replace(source, target):
-        log.append(("replace", Path(source).name, Path(target).name))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", logged_fsync)
-    monkeypatch.setattr(os, "replace", logged_replace)
+    log = logged(monkeypatch, "fsync", "replace")
     save_state(tmp_path, SMALL)
     expected = []
     for name in NAMES:
@@ -361,15 +329,7 @@ def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
 def test_an_error_of_the_system_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, name, function):
     save_state(tmp_path, {"a": np.zeros(2)})
     before = (tmp_path / name).read_bytes()
-    original = getattr(os, function)
-
-    def fail(first, *rest):
-        path = os.readlink(f"/proc/self/fd/{first}") if function == "fsync" else str(first)
-        if name in path:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return original(first, *rest)
-
-    monkeypatch.setattr(os, function, fail)
+    let_fail(monkeypatch, function, errno.ENOSPC, lambda path: name in path)
     with pytest.raises(OSError) as error:
         save_state(tmp_path, {"a": np.ones(2)})
     assert error.value.errno == errno.ENOSPC and error.value.filename == str(tmp_path / name)
