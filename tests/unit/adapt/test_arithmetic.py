@@ -6,30 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.arithmetic import (
-    BatchArithmetic,
-    MicroBatch,
-    deal,
-    in_parts,
-    in_step,
-    micro_batch_plan,
-    parts_by_tokens,
-    step_totals,
-    token_plan,
-)
+from bapo_openrlhf.adapt import arithmetic
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, MicroBatch, deal, parts_by_tokens
 
 many = settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
-
-
-def arithmetic(ranks: dict[str, int], *, capacity=512, micro_train=1, train_batch=8):
-    return BatchArithmetic(
-        group_size=1,
-        capacity=capacity,
-        rollout_groups=64,
-        train_batch=train_batch,
-        ranks=ranks,
-        micro_train=micro_train,
-    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +17,7 @@ def arithmetic(ranks: dict[str, int], *, capacity=512, micro_train=1, train_batc
 )
 def test_samples_of_full_optimizer_steps_by_hand(samples, train_batch, full):
     """The batch holds 512 at most: the last of 22 steps of 24 holds 8."""
-    assert arithmetic({"actor": 1}, train_batch=train_batch).full_samples(samples) == full
+    assert BatchArithmetic(1, 512, 64, train_batch, {"actor": 1}, 1).full_samples(samples) == full
 
 
 @given(lengths=st.lists(st.integers(1, 5000), max_size=60), ranks=st.integers(1, 70))
@@ -60,10 +40,9 @@ def test_samples_are_dealt_like_cards(lengths, ranks):
 @given(samples=st.integers(0, 40), ranks=st.integers(1, 50), size=st.integers(1, 6))
 @many
 def test_ranks_are_in_step_with_one_empty_part_at_most(samples, ranks, size):
-    """All parts of a rank but its last one are full."""
     hands = deal([1] * samples, ranks)
-    of_ranks = [in_parts(hand, size) for hand in hands]
-    filled = in_step(of_ranks)
+    of_ranks = [arithmetic.in_parts(hand, size) for hand in hands]
+    filled = arithmetic.in_step(of_ranks)
     assert len({len(parts) for parts in filled}) == 1
     for hand, before, after in zip(hands, of_ranks, filled, strict=True):
         assert list(itertools.chain(*before)) == hand
@@ -102,7 +81,6 @@ def brute_force(total: int, ranks: int, size: int, train_batch: int) -> list[lis
 
 @st.composite
 def batches(draw):
-    """Samples, ranks, micro-batch and train batch, with all the odd cases near."""
     ranks, size = draw(st.integers(1, 9) | st.sampled_from([16, 33])), draw(st.integers(1, 5))
     train_batch = ranks * size * draw(st.integers(1, 4))
     total = draw(st.integers(0, 3 * train_batch + 2) | st.integers(0, ranks))
@@ -115,12 +93,12 @@ def test_the_micro_batches_of_all_ranks_together(case):
     """The counts of a full batch, too: the rank with the most samples says how many micro-batches all take."""
     total, ranks, size, train_batch = case
     owns = shares(total, ranks)
-    plans = [micro_batch_plan(total, count, ranks, size, train_batch) for count in owns]
+    plans = [arithmetic.micro_batch_plan(total, count, ranks, size, train_batch) for count in owns]
     expected = brute_force(*case)
     assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == expected
     totals = [samples for _, closes, samples, _ in expected[0] if closes]
-    assert step_totals(total, train_batch) == totals
-    counts = arithmetic({"actor": ranks, "critic": 1}, capacity=total, micro_train=size, train_batch=train_batch)
+    assert arithmetic.step_totals(total, train_batch) == totals
+    counts = BatchArithmetic(1, total, 64, train_batch, {"actor": ranks, "critic": 1}, size)
     assert counts.optimizer_steps == len(totals)
     assert counts.micro_batches() == len(range(0, max(owns), size))
     assert counts.micro_batches("critic") == len(range(0, total, size))
@@ -157,6 +135,6 @@ class TestPartsByTokens:
         assert parts_by_tokens([5, 9, 2, 9, 1], 14, padded=False) == [[1, 0], [3, 2, 4]]
 
     def test_a_rank_with_fewer_micro_batches_gets_fillers(self):
-        plan = token_plan([8, 3], [[3, 1], [1]], [3, 2], [5, 3])
+        plan = arithmetic.token_plan([8, 3], [[3, 1], [1]], [3, 2], [5, 3])
         first = [MicroBatch(3, False, 8, 5), MicroBatch(1, False, 8, 5), MicroBatch(0, True, 8, 5)]
         assert plan == [*first, MicroBatch(1, False, 3, 3), MicroBatch(0, True, 3, 3)]

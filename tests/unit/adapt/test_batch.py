@@ -6,16 +6,13 @@ from dataclasses import fields
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import uids
 
 from bapo_openrlhf.adapt.batch import Batch, drop, fill, highest_variance
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 X4 = ("demonstrations", "fine_tuned")  # they have no groups
 LISTS = [field.name for field in fields(Batch) if field.name not in X4]
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def test_sources_come_in_order_and_what_is_not_trained_on_is_no_part(make_group):
@@ -78,8 +75,9 @@ class TestFill:
         for free, kept in ((15, [eight, three, four]), (14, [eight, three]), (12, [eight, three]), (10, [eight]),
                            (7, [three, four]), (6, [three]), (2, [])):  # fmt: skip
             assert highest_variance([eight, three, four], free) == kept
-            batch = fill(free, [eight, three, four], [True] * 3)
-            assert batch.fresh == kept and batch.responses == sum(group.size for group in kept) <= free
+            batch = fill(free, [eight, three], [True] * 2, [four])
+            assert batch.fresh + batch.reevaluated == kept
+            assert batch.responses == sum(group.size for group in kept) <= free
 
 
 @given(data=st.data())
@@ -88,15 +86,8 @@ def test_drop_by_brute_force(make_group, data):
     """Against moving the unfit one by one: nothing else leaves, however many are left."""
     sizes = [data.draw(st.integers(0, 7 if name in SOURCES else 2)) for name in LISTS]
     order = iter(data.draw(st.permutations(range(sum(sizes)))))
-    batch = Batch(
-        *(
-            [
-                make_group(data.draw(st.integers(0, 8)), uid=next(order), weights_version=data.draw(st.integers(0, 3)))
-                for _ in range(size)
-            ]
-            for size in sizes
-        )
-    )
+    rights = (data.draw(st.lists(st.integers(0, 8), min_size=size, max_size=size)) for size in sizes)
+    batch = Batch(*([make_group(right, uid=next(order)) for right in of_list] for of_list in rights))
     before = {name: list(getattr(batch, name)) for name in LISTS}
     trained = uids(group for _, group in batch.with_sources())
     some = st.sets(st.integers(0, sum(sizes)) | st.sampled_from(trained or [0]), max_size=8)

@@ -6,15 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from one_step import uids
 
 from bapo_openrlhf.adapt.buffers import HardBuffer, HardPrompt, ReplayBuffer, ResponseCache
 from bapo_openrlhf.adapt.group import Prompt
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def loaded(buffer, again, forgotten):
@@ -48,7 +45,6 @@ class TestHardBuffer:
             st.tuples(st.sampled_from(["add", "add", "remove", "load"]), st.sampled_from("abcdefg")), max_size=40
         ),
     )
-    @settings(derandomize=True, database=None)
     def test_behaves_as_a_plain_list(self, make_group, capacity, actions):
         buffer, expected, gone = HardBuffer(capacity), [], Counter()
         for step, (action, name) in enumerate(actions):
@@ -83,7 +79,6 @@ class TestReplayBuffer:
         max_age=st.none() | st.integers(0, 3),
         actions=st.lists(st.sampled_from(["add", "add", "expire", "remove", "load"]), min_size=9, max_size=40),
     )
-    @settings(derandomize=True, database=None)
     def test_behaves_as_a_plain_list(self, make_group, capacity, max_age, actions):
         """A group is kept through max_age and no longer. One that is not there is not taken out."""
         buffer, expected, gone = ReplayBuffer(capacity, max_age), [], Counter()
@@ -129,23 +124,15 @@ class TestReplayBuffer:
         assert buffer.sample(9, rng, priority=lambda group: weights.get(group.uid, 0.0)) == [second]
         assert buffer.sample(9, rng, priority=lambda group: 0.0) == []
         for wrong in (-1.0, np.nan, np.inf):
-            with pytest.raises(
-                ValueError, match=f"the priority of group {first.uid} is {wrong}; it must be finite and"
-            ):
+            with pytest.raises(ValueError, match=f"the priority of group {first.uid} is {wrong}"):
                 buffer.sample(9, rng, priority=lambda group: wrong)  # noqa: B023
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "named"),
-    [
-        (HardBuffer, (0,), "capacity 0 of the hard buffer"),
-        (ReplayBuffer, (0, 3), "capacity 0 of the replay buffer"),
-        (ReplayBuffer, (1, -1), "max_age -1 of the replay buffer"),
-    ],
-)
-def test_impossible_settings_are_an_error(kind, given, named):
-    with pytest.raises(ValueError, match=named):
-        kind(*given)
+def test_impossible_settings_are_an_error():
+    for kind, values, named in ((HardBuffer, (0,), "capacity 0"), (ReplayBuffer, (0, 3), "capacity 0"),
+                               (ReplayBuffer, (1, -1), "max_age -1")):  # fmt: skip
+        with pytest.raises(ValueError, match=named):
+            kind(*values)
 
 
 def test_metrics_by_hand(make_group):

@@ -1,4 +1,4 @@
-"""Masks and vetoes against their definitions, VCPO's factor in exact arithmetic, and the gate on reuse."""
+"""Masks and vetoes against their definitions, LUFFY's shaping, VCPO's factor in exact arithmetic, the gate on reuse."""
 
 import math
 from fractions import Fraction
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.corrections import ReuseGate, learning_rate_factor, second_moment_mask, vetoed
+from bapo_openrlhf.adapt.corrections import GAMMA, ReuseGate, learning_rate_factor, second_moment_mask, shaped, vetoed
 
 numbers = st.floats(-3, 3, allow_nan=False).map(lambda value: round(value, 3))
 # An energy, and which use of its batch the optimizer step belongs to. Steps of 1/8 are exact in floating point.
@@ -71,6 +71,11 @@ def test_veto_is_its_definition(responses, limit):
         for i in range(3)
     )
     assert vetoed(log_ratios, advantages, generated.astype(bool), limit).tolist() == expected
+
+
+def test_the_shaping_of_luffy_by_hand():
+    assert GAMMA == 0.1
+    assert shaped(0.1) == pytest.approx(1 / 2) and shaped(0.9) == pytest.approx(0.9) and shaped(0.0) == 0
 
 
 @pytest.mark.parametrize(

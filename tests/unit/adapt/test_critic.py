@@ -1,12 +1,12 @@
 """What the critic may learn from: each response of the step once, and none of the actor's. Its values as a baseline."""
 
 from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_rules import exact_variance
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.critic import beside_batch, critic_leaves_less, explained_variance
@@ -40,19 +40,13 @@ def test_every_response_of_a_random_step_is_with_the_actor_or_beside_it(make_gro
                for group in beside)  # fmt: skip
 
 
-def variance(numbers) -> Fraction:
-    exact = [*map(Fraction, numbers)]
-    mean = sum(exact, Fraction(0)) / len(exact)
-    return sum(((number - mean) ** 2 for number in exact), Fraction(0)) / len(exact)
-
-
 @given(tokens=TOKENS)
 def test_the_critic_is_taken_if_it_leaves_less_variance(tokens):
     returns, values, other = (np.array(column) for column in (zip(*tokens, strict=True) if tokens else ((), (), ())))
     if not tokens:
         assert not critic_leaves_less(returns, values, returns - other) and explained_variance(returns, values) is None
         return
-    left, otherwise, spread = variance(returns - values), variance(returns - other), variance(returns)
+    left, otherwise, spread = map(exact_variance, (returns - values, returns - other, returns))
     if left != otherwise:  # equal ones may differ by rounding
         assert critic_leaves_less(returns, values, returns - other) == (left < otherwise)
     explained = explained_variance(returns, values)

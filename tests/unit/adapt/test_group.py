@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction as F
 
 import numpy as np
@@ -17,13 +17,9 @@ from bapo_openrlhf.adapt.state import group_from_state, group_state
 
 
 def response(prompt_tokens: int = 3, response_tokens: int = 2, reward: float = 0.0, **changes) -> Response:
-    fields = {
-        "token_ids": np.arange(prompt_tokens + response_tokens),
-        "action_spans": ((prompt_tokens, prompt_tokens + response_tokens),),
-        "log_probs": np.full(response_tokens, -1.0),
-        "reward": reward,
-    }
-    return Response(**{**fields, **changes})
+    end = prompt_tokens + response_tokens
+    fields = {"token_ids": np.arange(end), "action_spans": ((prompt_tokens, end),)}
+    return Response(**fields | {"log_probs": np.full(response_tokens, -1.0), "reward": reward} | changes)
 
 
 class TestPromptId:
@@ -33,24 +29,13 @@ class TestPromptId:
         assert Prompt("What is 1 + 1?").id == "745e8ce71b6988ad"
 
     def test_tells_apart_what_differs_and_nothing_else(self):
-        prompts = [
-            Prompt("x"),
-            Prompt("y"),
-            Prompt("x", "1"),
-            Prompt("x", 1),
-            Prompt("x", None, ["a.png"]),
-            Prompt("x", None, ["b.png"]),
-            Prompt("x", "a.png"),
-            Prompt("x1"),
-            Prompt("x", {"numbers": [1, 2], "target": 3}),
-            Prompt("x", {"numbers": [1, 2], "target": 4}),
-        ]
+        labels = ("1", 1, "a.png", {"numbers": [1, 2], "target": 3}, {"numbers": [1, 2], "target": 4})
+        images = (["a.png"], ["b.png"])
+        prompts = [*map(Prompt, ("x", "y", "x1", "\ud800 π\n", "\ud801 π\n")), *(Prompt("x", one) for one in labels)]
+        prompts += [Prompt("x", None, one) for one in images]
         assert len({prompt.id for prompt in prompts}) == len(prompts)
         for prompt in prompts:
             assert Prompt(prompt.text, copy.deepcopy(prompt.label), copy.deepcopy(prompt.images)).id == prompt.id
-
-    def test_takes_any_text(self):
-        assert Prompt("\ud800 π\n").id != Prompt("\ud801 π\n").id
 
 
 class TestResponse:
@@ -66,28 +51,24 @@ class TestResponse:
         assert stored.token_ids.flags["C_CONTIGUOUS"] and stored.log_probs.flags["C_CONTIGUOUS"]
         assert stored.token_ids.tolist() == [0, 1, 2, 3, 4] and stored.log_probs.tolist() == [-2.0, -1.0]
 
-    @pytest.mark.parametrize("count", [1, 3])
-    def test_another_number_of_log_probs_is_an_error(self, count):
-        with pytest.raises(ValueError, match=rf"^{count} log-probs for 2 generated tokens$"):
-            response(log_probs=[-1.0] * count)
-
     @pytest.mark.parametrize("spans", [((3, 6),), ((-2, 1),), ((2, 4), (3, 4)), ((4, 4), (5, 8))])
     def test_spans_outside_the_tokens_are_an_error(self, spans):
-        count = sum(end - start for start, end in spans)
         with pytest.raises(ValueError, match="not in order within 5 tokens"):
-            response(action_spans=spans, log_probs=[-1.0] * count)
+            response(action_spans=spans, log_probs=[-1.0] * sum(end - start for start, end in spans))
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("log_probs", [-1.0]), ("log_probs", [-1.0] * 3), ("segments", ((0, 1),)), ("segments", ((0, 1), (1, 2)))],
+    )
+    def test_another_number_of_tokens_is_an_error(self, name, value):
+        assert response(segments=((0, 1), (1, 1))).segments == ((0, 1), (1, 1))
+        with pytest.raises(ValueError, match=r"for 2 generated tokens$"):
+            response(**{name: value})
 
     @pytest.mark.parametrize("spans", [(), ((0, 5),), ((0, 2), (2, 5)), ((5, 5),), ((1, 1), (4, 5))])
     def test_spans_may_touch_each_other_and_the_ends(self, spans):
         count = sum(end - start for start, end in spans)
         assert len(response(action_spans=spans, log_probs=[-1.0] * count).log_probs) == count
-
-
-@pytest.mark.parametrize("segments", [((0, 1),), ((0, 1), (1, 2))])
-def test_segments_of_another_number_of_tokens_are_an_error(segments):
-    assert response(segments=((0, 1), (1, 1))).segments == ((0, 1), (1, 1))
-    with pytest.raises(ValueError, match=r"^segments .* for 2 generated tokens$"):
-        response(segments=segments)
 
 
 class TestGroup:
@@ -175,24 +156,10 @@ def test_the_state_keeps_everything():
         reward_range=(F(-1, 3), F(2)),
     )
     state = pickle.loads(pickle.dumps(group_state(group)))
-    again = group_from_state(state)
-    assert (again.uid, again.step, again.weights_version) == (17, 9, 5)
-    assert again.reward_range == group.reward_range
-    assert again.prompt == group.prompt and again.prompt.id == group.prompt.id
-    assert again.rewards == group.rewards and again.mean == group.mean and again.nbytes == group.nbytes
-    for new, old in zip(again.responses, group.responses, strict=True):
-        assert new.action_spans == old.action_spans == ((1, 3), (5, 8))
-        assert (new.weights_version, new.segments) == (old.weights_version, old.segments)
-        for name in ("token_ids", "log_probs"):
-            assert np.array_equal(getattr(new, name), getattr(old, name))
-            assert getattr(new, name).dtype == getattr(old, name).dtype
-        assert new.extras["info"] == old.extras["info"]
-        assert np.array_equal(new.extras["pixels"], old.extras["pixels"])
+    assert repr(asdict(group_from_state(state))) == repr(asdict(group))  # with the types of arrays
 
 
 class TestKeep:
-    """A group with only some of the responses that it was generated with."""
-
     @given(rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, -2.0]), min_size=1, max_size=8), data=st.data())
     @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_mean_and_variance_are_of_what_it_is_related_to(self, make_group, rewards, data):
@@ -204,9 +171,8 @@ class TestKeep:
         related = kept if relative_to == "kept" else rewards
         assert part.size == len(kept) and [float(reward) for reward in part.rewards] == kept
         assert part.generated == tuple(rewards) and [float(reward) for reward in part.baseline] == related
-        assert float(part.mean) == pytest.approx(np.mean(related)) and float(part.variance) == pytest.approx(
-            np.var(related), abs=1e-12
-        )
+        assert float(part.mean) == pytest.approx(np.mean(related))
+        assert float(part.variance) == pytest.approx(np.var(related), abs=1e-12)
         assert (part.uid, part.prompt, part.step, part.weights_version) == (group.uid, group.prompt, 3, 2)
         assert all(response is group.responses[at] for response, at in zip(part.responses, positions, strict=True))
         again = group_from_state(group_state(part))

@@ -33,19 +33,6 @@ def test_every_list_of_a_batch_is_a_state_or_of_earlier_steps_or_of_worked_solut
     assert {field.name for field in fields(Batch)} == {*STATES, *EARLIER, "demonstrations", "fine_tuned"}
 
 
-def test_a_step_in_which_all_groups_failed():
-    ledger = Ledger()
-    assert +Counter(ledger.settle([], Batch(), failed=[8, 8, 8, 2])[0]) == {"generated": 4, "failed": 4}
-    assert +ledger.counts == {"generated": 4, "failed": 4}
-    assert +ledger.responses == {"generated": 26, "failed": 26}
-
-
-def test_groups_of_earlier_steps_are_not_counted_again(batch_of):
-    groups, batch = batch_of(fresh=[7], replayed=[1, 2], unused=[3])
-    ledger = Ledger()
-    assert +Counter(ledger.settle([groups[7]], batch)[0]) == {"generated": 1, "fresh": 1}
-
-
 def test_uses_are_the_steps_that_trained_on_a_group(batch_of):
     """Whatever the source; those that were only generated, cut or left out have none."""
     ledger = Ledger()
@@ -104,14 +91,10 @@ def test_check_finds_counts_that_do_not_balance(batch_of):
         ledger.check()
         for counts, what in ((ledger.counts, "groups"), (ledger.responses, "responses")):
             counts[name] += 1
-            with pytest.raises(RuntimeError, match=f"generated {what} do not add up"):
-                ledger.check()
+            for check in (ledger.check, lambda: Ledger().load_state_dict(ledger.state_dict())):  # noqa: B023
+                with pytest.raises(RuntimeError, match=f"generated {what} do not add up"):
+                    check()
             counts[name] -= 1
-
-
-def test_a_broken_state_is_an_error():
-    with pytest.raises(RuntimeError, match="do not add up"):
-        Ledger().load_state_dict({"groups": {}, "responses": {"generated": 2, "fresh": 1}, "trained": [[], []]})
 
 
 @given(data=st.data())
@@ -141,5 +124,7 @@ def test_every_response_ends_in_one_state(make_group, data):
         failed = data.draw(st.lists(st.integers(1, 6), max_size=2))
         expected += Counter({"failed": sum(failed), "generated": sum(failed) + sum(group.size for group in generated)})
         groups.update(failed=len(failed), generated=len(failed) + len(generated))
-        ledger.settle(generated, batch, failed=failed)
+        before = ledger.counts.copy(), ledger.responses.copy()
+        of_step = ledger.settle(generated, batch, failed=failed)
+        assert [+Counter(counts) for counts in of_step] == [ledger.counts - before[0], ledger.responses - before[1]]
     assert +ledger.responses == +expected and +ledger.counts == +groups

@@ -110,10 +110,7 @@ def test_groups_that_come_back_are_measured(make_group):
     groups = [make_group(1, prompt=name, response_tokens=8) for name in "abc"]
     prefixes.store(groups, RNG)
     taken = prefixes.take(3)
-    back = [
-        make_group(right, size=4, prompt=prompt, response_tokens=3)
-        for right, prompt in zip((0, 2, 4), taken, strict=True)
-    ]
+    back = [make_group(2 * n, size=4, prompt=prompt, response_tokens=3) for n, prompt in enumerate(taken)]
     signal, equal = prefixes.review(back)
     assert (signal, equal) == ([back[1]], [back[0], back[2]])
     assert prefixes.metrics()["prefix/token_share"] == pytest.approx(2 / (2 + 3))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import uids
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.review import Review, review
@@ -24,10 +25,6 @@ def sums_of(log_ratios: list[float]) -> TokenSums:
 def review_of(batch: Batch, log_ratios: list[float], gap: Gap = BEFORE, **limits: float | None) -> Review:
     """The review of a batch of responses of one token in step 9."""
     return review(batch, np.array(log_ratios), sums_of(log_ratios), STEP, gap, **{"since": STEP} | limits)
-
-
-def uids(groups: list) -> list[int]:
-    return [group.uid for group in groups]
 
 
 SOURCES = ("fresh", "reevaluated", "replayed")

@@ -60,9 +60,6 @@ def test_a_range_is_two_numbers_in_order(given):
         as_range(given)
 
 
-# ── rounding ──
-
-
 def neighbour(reward: float, steps: int) -> float:
     """The float32 so many representable numbers away."""
     result = np.float32(reward)

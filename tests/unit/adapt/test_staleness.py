@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.staleness import group_tv, importance_summary, nonfinite, sync_age
+from bapo_openrlhf.adapt.staleness import importance_summary, nonfinite, sync_age
 
 STEPS = 40
 
@@ -47,15 +47,6 @@ class TestImportanceSummary:
         # the share is that of the ratios as they are: one of e^40 and e^30 is all there is
         share = 0.5 * (1 + math.exp(-10)) ** 2 / (1 + math.exp(-20))
         assert near == pytest.approx({"mean": cap, "max": cap, "effective_share": share})
-
-
-def test_tv_of_groups_by_hand():
-    # ratios 1/2 and 4; 0 and 1; 1/4 and 3/4
-    with np.errstate(divide="ignore"):
-        log_ratios = np.log([0.5, 4.0, 0.0, 1.0, 0.25, 0.75])
-    assert group_tv(log_ratios, [2, 2, 2]) == pytest.approx([0.25, 0.5, 0.5])
-    assert group_tv(log_ratios, [1, 4, 1]) == pytest.approx([0.5, 1.75 / 4, 0.25])
-    assert group_tv(np.array([]), []).shape == (0,)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

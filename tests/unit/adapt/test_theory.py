@@ -27,7 +27,6 @@ class TestConstants:
         assert k1(8) < k1(8, eps=0.0) and k2(0.1) < k2(0.1, eps=0.0) and k3(0.1, 0.2) < k3(0.1, 0.2, eps=0.0)
 
     @given(ends=st.tuples(st.floats(0, 1), st.floats(0, 1)), inside=st.floats(0, 1))
-    @settings(derandomize=True, database=None)
     def test_k3_bounds_every_mean_between_its_thresholds(self, ends, inside):
         low, high = sorted(ends)
         mean = low + inside * (high - low)
@@ -58,9 +57,6 @@ class TestSampledTV:
 
 
 class TestBoundTerm:
-    def test_by_hand(self):
-        assert bound_term(0.5, 3.0, 0.1) == pytest.approx(0.5 - 0.6 - 0.2)
-
     @given(
         behaviour=st.lists(st.integers(1, 20), min_size=5, max_size=5),
         policy=st.lists(st.integers(0, 20), min_size=5, max_size=5).filter(any),

@@ -65,8 +65,6 @@ def test_matches_the_double_sum_of_equation_1(gamma, lambd):
         assert targets[row] == pytest.approx(wanted[1], rel=1e-12, abs=1e-12)
 
 
-# --- masks, rows, extremes --------------------------------------------------------------------------------------------
-
 OPTIONS = {"gamma": 0.9, "lambd": 0.8}
 
 
