@@ -1,6 +1,8 @@
-"""One step of a method without re-evaluation, and what the tests of several methods read from a group."""
+"""One step of a method without re-evaluation, and what the tests of several methods draw and read from a group."""
 
 from collections.abc import Iterable, Sequence
+
+from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
@@ -15,6 +17,12 @@ def run(method: Method, step: int, fresh: Sequence[Group] = ()) -> Batch:
     Ledger().settle(fresh, batch)
     assert batch.reevaluated == batch.unimproved == batch.solved == []
     return batch
+
+
+def rewards_of(size: int) -> st.SearchStrategy[list[float]]:
+    """Rewards of a group. Mostly they are 0/1, with every number of right ones equally likely."""
+    binary = st.integers(0, size).map(lambda right: [1.0] * right + [0.0] * (size - right))
+    return binary | binary | st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 3.0]), min_size=size, max_size=size)
 
 
 def uids(groups: Iterable[Group]) -> list[int]:

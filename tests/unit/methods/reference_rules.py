@@ -11,14 +11,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-# --- PODS ------------------------------------------------------------------------------------------------------------
+
+def exact_mean(rewards: Iterable[float]) -> Fraction:
+    """The mean of some rewards, without rounding."""
+    exact = [Fraction(reward) for reward in rewards]
+    return sum(exact, Fraction(0)) / len(exact)
 
 
 def exact_variance(rewards: Sequence[float]) -> Fraction:
     """The variance of some rewards, divided by their number, without rounding: so that equal variances are equal."""
-    exact = [Fraction(reward) for reward in rewards]
-    mean = sum(exact, Fraction(0)) / len(exact)
-    return sum(((reward - mean) ** 2 for reward in exact), Fraction(0)) / len(exact)
+    mean = exact_mean(rewards)
+    return exact_mean([(Fraction(reward) - mean) ** 2 for reward in rewards])
 
 
 def pods_subsets(rewards: Sequence[float], m: int) -> list[tuple[int, ...]]:
@@ -30,9 +33,6 @@ def pods_subsets(rewards: Sequence[float], m: int) -> list[tuple[int, ...]]:
     sets = list(itertools.combinations(range(len(rewards)), m))
     variances = [exact_variance([rewards[i] for i in chosen]) for chosen in sets]
     return [chosen for chosen, variance in zip(sets, variances, strict=True) if variance == max(variances)]
-
-
-# --- Rollout-level prioritised replay --------------------------------------------------------------------------------
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
@@ -90,9 +90,6 @@ class RolloutReplay:
         self.stored += [(name, step) for name in fresh]
         self.stored = self.stored[max(0, len(self.stored) - self.capacity) :]
         return fresh, size
-
-
-# --- AR3PO -----------------------------------------------------------------------------------------------------------
 
 
 def ar3po_stages(outcomes: Mapping[Hashable, Sequence[float]], k: int, stages: int, *, success: float = 1.0) -> dict:
@@ -160,9 +157,6 @@ class ResponseReuse:
         return groups
 
 
-# --- Freshness-aware prioritised replay ------------------------------------------------------------------------------
-
-
 def freshness_priorities(
     magnitudes: Sequence[float], ages: Sequence[int], tau: float = 500.0, eps: float = 1e-6
 ) -> list[float]:
@@ -177,9 +171,6 @@ def freshness_priorities(
 def freshness_probabilities(priorities: Sequence[float], alpha: float = 0.6) -> list[float]:
     """p ** alpha, normalised. The exponent is applied after the decay. Source: as above, trajectory_buffer.py."""
     return normalized([priority**alpha for priority in priorities])
-
-
-# --- Prompt Replay ---------------------------------------------------------------------------------------------------
 
 
 @dataclass

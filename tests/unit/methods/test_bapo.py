@@ -1,5 +1,6 @@
-"""BAPO after Definition 3.1 and Algorithm 1: a second implementation driven side by side, and the mini-test by hand."""
+"""BAPO after Definition 3.1 and Algorithm 1: a second implementation driven side by side."""
 
+import itertools
 import math
 from collections import Counter
 from fractions import Fraction as F
@@ -7,7 +8,8 @@ from fractions import Fraction as F
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_step import uids
+from one_step import rewards_of, uids
+from reference_rules import exact_mean, exact_variance
 
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
@@ -18,22 +20,6 @@ def bapo(**changes) -> BAPO:
     return BAPO(**{"capacity": 256, "group_size": 8, **changes})
 
 
-def hard_texts(method: BAPO) -> list[str]:
-    return [entry["prompt"]["text"] for entry in method.hard.state_dict()["entries"]]
-
-
-def texts(prompts) -> list[str]:
-    return [prompt.text for prompt in prompts]
-
-
-def run(method: BAPO, step: int, fresh=(), reevaluated=()):
-    """One step whose re-evaluation is given; each of its groups ends in exactly one list of the batch."""
-    method.begin_step(step)
-    batch = method.build_batch(step, list(fresh), list(reevaluated))
-    Ledger().settle([*fresh, *reevaluated], batch)
-    return batch
-
-
 def test_a_subclass_can_replace_eq_6(make_group):
     """Only means of at least 1/2 improve: what is above c1 and below 1/2 stays, as what is still too hard does."""
 
@@ -42,37 +28,28 @@ def test_a_subclass_can_replace_eq_6(make_group):
             return F(1, 2) <= group.mean < 1
 
     method = Half(capacity=9, group_size=8, reevaluate_every=1)
-    run(method, 0, [make_group(0, prompt=name) for name in "abcd"])
+    method.build_batch(0, [make_group(0, prompt=name) for name in "abcd"], [])
     groups = [make_group(right, prompt=name, step=1) for name, right in zip("abcd", (0, 3, 4, 8), strict=True)]
-    batch = run(method, 1, [], groups)
+    batch = method.build_batch(1, [], groups)
     assert (batch.unimproved, batch.reevaluated, batch.solved) == (groups[:2], [groups[2]], [groups[3]])
-    assert hard_texts(method) == ["a", "b"]
-
-
-def test_the_mini_test_of_section_5_2(make_group):
-    half = Interval(F(1, 2), F(1, 2))
-    method = bapo(c1=F(0), reevaluate_every=1, c2=half, c3=half)
-    fresh = [make_group(right, prompt=f"{right} of 8") for right in range(9)]
-    batch = run(method, 0, fresh)
-    assert batch.fresh == fresh[1:8]
-    assert hard_texts(method) == ["0 of 8"] and list(method.replay) == [fresh[4]]
-    assert texts(method.begin_step(1)) == ["0 of 8"]
-    again = make_group(1, step=1, prompt="0 of 8")
-    batch = method.build_batch(1, [make_group(5, step=1)], [again])
-    assert (batch.reevaluated, batch.replayed) == ([again], [fresh[4]])
+    assert [entry.prompt.text for entry in method.hard.oldest(9)] == ["a", "b"]
 
 
 def test_constants_follow_the_thresholds(make_group):
     method = bapo(eps=0.0)
     worst = 8 / math.sqrt(7) - 1
     assert method.constants() == pytest.approx((worst, worst, worst))
-    run(method, 0, [make_group(8)])  # c2 = 4/8, c3 = 5/8: variances 16/64 and 15/64
+    method.build_batch(0, [make_group(8)], [])  # c2 = 4/8, c3 = 5/8: variances 16/64 and 15/64
     assert method.constants() == pytest.approx((worst, worst, 8 / math.sqrt(15) - 1))
     assert bapo(group_size=10, c1=F(1, 5), eps=0.0).constants()[:2] == pytest.approx((7 / 3, 1.5))
     assert bapo(c1=F(0)).constants()[1] == pytest.approx(999.0)
 
 
-# --- A second implementation -----------------------------------------------------------------------------------------
+def test_unknown_direction_is_an_error():
+    with pytest.raises(ValueError, match="direction"):
+        bapo(threshold_direction="up")
+
+
 # Written from the description of the method only: plain lists, dictionaries and fractions, whole lists searched again
 # at every step. It does not draw: what was replayed is handed to it, and it says whether that was a possible draw.
 
@@ -88,33 +65,29 @@ class Plain:
 
     @staticmethod
     def mean(group: dict) -> F:
-        return sum(map(F, group["rewards"]), F(0)) / len(group["rewards"])
-
-    @staticmethod
-    def variance(group: dict) -> F:
-        middle = Plain.mean(group)
-        return sum(((F(reward) - middle) ** 2 for reward in group["rewards"]), F(0)) / len(group["rewards"])
+        return exact_mean(group["rewards"])
 
     @staticmethod
     def signal(group: dict) -> bool:
         return len(set(group["rewards"])) > 1
 
     def due(self, t: int) -> list[str]:
-        if self.s["m"] and t > 0 and t % self.s["m"] == 0:
-            return [key for key, _, _ in self.hard][: self.s["most"]]
+        every = self.s["reevaluate_every"]
+        if every and t > 0 and t % every == 0:
+            return [key for key, _, _ in self.hard][: self.s["max_reevaluated_prompts"]]
         return []
 
     def fail(self, group: dict) -> None:
         self.hard = [entry for entry in self.hard if entry[0] != group["key"]]
         self.hard.append((group["key"], self.mean(group), group["step"]))
-        self.hard = self.hard[-self.s["stored"] :]
+        self.hard = self.hard[-self.s["buffer_size"] :]
 
     def range_today(self) -> tuple[F, F]:
         position = self.r if self.r is not None else F(0)
-        if self.s["direction"] == "text":
+        if self.s["threshold_direction"] == "text":
             position = 1 - position
-        (low2, high2), (low3, high3) = self.s["c2"], self.s["c3"]
-        return low2 + position * (high2 - low2), low3 + position * (high3 - low3)
+        c2, c3 = self.s["c2"], self.s["c3"]
+        return c2.low + position * (c2.high - c2.low), c3.low + position * (c3.high - c3.low)
 
     def step(self, t, fresh: list[dict], reevaluated: list[dict], failed: list[str], drawn_x3: list[int]) -> dict:
         """What the batch must be, given which stored groups were replayed.
@@ -122,7 +95,7 @@ class Plain:
         A prompt whose verifier failed goes to the back of the queue.
         """
         if fresh:
-            mean = self.mean({"rewards": [reward for group in fresh for reward in group["rewards"]]})
+            mean = exact_mean(reward for group in fresh for reward in group["rewards"])
             self.r = F(0) if mean < 0 else F(1) if mean > 1 else mean
         c2, c3 = self.range_today()
 
@@ -142,8 +115,8 @@ class Plain:
         for key in failed:
             self.hard.sort(key=lambda entry, key=key: entry[0] == key)
 
-        # X3: at most 3 (here: `age`) steps old, never of this step, in range today, no prompt of X2; as many as fit
-        self.high = [group for group in self.high if t - group["step"] <= self.s["age"]]
+        # X3: at most `replay_steps` old, never of this step, in range today, no prompt of X2; as many as fit
+        self.high = [group for group in self.high if t - group["step"] <= self.s["replay_steps"]]
         taken = [group["key"] for group in x2]
         eligible = [group["uid"] for group in self.high if c2 <= self.mean(group) <= c3 and group["key"] not in taken]
         assert all(group["step"] < t for group in self.high)
@@ -156,7 +129,7 @@ class Plain:
         while len(pool) + want > self.s["capacity"]:
             worst = pool[0]
             for group in pool[1:]:
-                here, there = ((self.variance(one), one["policy"], one["uid"]) for one in (group, worst))
+                here, there = ((exact_variance(one["rewards"]), one["policy"], one["uid"]) for one in (group, worst))
                 worst = group if here < there else worst
             pool.remove(worst)
             cut.append(worst["uid"])
@@ -164,8 +137,8 @@ class Plain:
         for group in fresh:
             if self.mean(group) <= self.s["c1"]:
                 self.fail(group)
-            if self.s["age"] and c2 <= self.mean(group) <= c3:
-                self.high = [*self.high, group][-self.s["stored"] :]
+            if self.s["replay_steps"] and c2 <= self.mean(group) <= c3:
+                self.high = [*self.high, group][-self.s["buffer_size"] :]
         return {
             "fresh": [group["uid"] for group in x1 if group["uid"] not in cut],
             "reevaluated": [group["uid"] for group in x2 if group["uid"] not in cut],
@@ -181,58 +154,38 @@ fractions_of_g = st.sampled_from([F(k, g) for g in (3, 4, 8, 10) for k in range(
 
 @st.composite
 def schedules(draw) -> dict:
-    """Settings of a run."""
+    """Settings of a run: the options of BAPO, and v."""
     (low2, high2), (low3, high3) = (sorted((draw(fractions_of_g), draw(fractions_of_g))) for _ in "23")
     return {
-        "size": draw(st.sampled_from([2, 3, 4, 5, 10])),
+        "group_size": draw(st.sampled_from([2, 3, 4, 5, 10])),
         "capacity": draw(st.integers(0, 12)),
         "filter": draw(st.sampled_from(["range", "range", "none"])),
         "c1": draw(st.sampled_from([F(0), F(1, 10), F(1, 5), F(1, 4), F(1, 3), F(1, 2)])),
-        "c2": (min(low2, low3), min(high2, high3)),
-        "c3": (max(low2, low3), max(high2, high3)),
-        "direction": draw(st.sampled_from(["eq8", "text"])),
-        "stored": draw(st.integers(1, 12)),
-        "age": draw(st.integers(0, 3)),
-        "m": draw(st.integers(0, 3)),
-        "most": draw(st.integers(1, 6)),
+        "c2": Interval(min(low2, low3), min(high2, high3)),
+        "c3": Interval(max(low2, low3), max(high2, high3)),
+        "threshold_direction": draw(st.sampled_from(["eq8", "text"])),
+        "buffer_size": draw(st.integers(1, 12)),
+        "replay_steps": draw(st.integers(0, 3)),
+        "reevaluate_every": draw(st.integers(0, 3)),
+        "max_reevaluated_prompts": draw(st.integers(1, 6)),
         "v": draw(st.integers(1, 3)),
     }
-
-
-def build(s: dict) -> BAPO:
-    return BAPO(
-        capacity=s["capacity"],
-        group_size=s["size"],
-        filter=s["filter"],
-        c1=s["c1"],
-        c2=Interval(*s["c2"]),
-        c3=Interval(*s["c3"]),
-        threshold_direction=s["direction"],
-        buffer_size=s["stored"],
-        replay_steps=s["age"],
-        reevaluate_every=s["m"],
-        max_reevaluated_prompts=s["most"],
-    )
 
 
 KEYS = [f"prompt {letter}" for letter in "abcdefgh"]
 
 
 class SideBySide:
-    """BAPO and the plain implementation on the same groups."""
-
     def __init__(self, make_group, s: dict, met: Counter[str]) -> None:
-        self.make_group, self.s = make_group, s
-        self.plain = Plain(s)
-        self.method, self.met = build(s), met
-        self.t, self.uid = 0, 0
+        self.make_group, self.s, self.v, self.met = make_group, s, s.pop("v"), met
+        self.plain, self.method = Plain(s), BAPO(**s)
+        self.t, self.uids = 0, itertools.count()
 
     def groups(self, outcomes: list[tuple[str, list[float]]], policy: int) -> list[dict]:
-        result = []
-        for key, rewards in outcomes:
-            result.append({"uid": self.uid, "key": key, "rewards": rewards, "step": self.t, "policy": policy})
-            self.uid += 1
-        return result
+        return [
+            {"uid": next(self.uids), "key": key, "rewards": rewards, "step": self.t, "policy": policy}
+            for key, rewards in outcomes
+        ]
 
     def real(self, groups: list[dict]):
         return [
@@ -244,16 +197,16 @@ class SideBySide:
         """The rewards of a prompt whose verifier fails are None."""
         t, method, plain = self.t, self.method, self.plain
         c2, c3 = plain.range_today()
-        recent = [group for group in plain.high if t - group["step"] <= self.s["age"]]
+        recent = [group for group in plain.high if t - group["step"] <= self.s["replay_steps"]]
         replayable = sum(c2 <= plain.mean(group) <= c3 for group in recent)
         assert method.wanted(t, 99) == self.s["capacity"] - replayable
         named = method.begin_step(t)
-        assert texts(named) == plain.due(t)
+        assert [prompt.text for prompt in named] == plain.due(t)
         answers = list(zip(plain.due(t), reevaluated_rewards, strict=True))
         reevaluated = self.groups([answer for answer in answers if answer[1]], policy=t)
         failed = [key for key, rewards in answers if not rewards]
         method.unanswered([prompt for prompt in named if prompt.text in failed])
-        fresh = self.groups(fresh_outcomes, policy=t - t % self.s["v"])
+        fresh = self.groups(fresh_outcomes, policy=t - t % self.v)
         real_fresh, real_reevaluated = self.real(fresh), self.real(reevaluated)
         batch = method.build_batch(t, real_fresh, real_reevaluated)
 
@@ -281,15 +234,6 @@ class SideBySide:
         self.t += 1
 
 
-@st.composite
-def rewards(draw, size: int) -> list[float]:
-    """Mostly 0/1, with every number right equally likely; now and then others."""
-    if draw(st.integers(0, 5)):
-        right = draw(st.integers(0, size))
-        return [1.0] * right + [0.0] * (size - right)
-    return draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 0.5, 1.0, 2.0]), min_size=size, max_size=size))
-
-
 def test_side_by_side_with_the_plain_implementation(make_group):
     met: Counter[str] = Counter()
 
@@ -298,11 +242,10 @@ def test_side_by_side_with_the_plain_implementation(make_group):
     def check(s, data):
         pair = SideBySide(make_group, s, met)
         for count in data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=15)):
-            outcomes = data.draw(
-                st.lists(st.tuples(st.sampled_from(KEYS), rewards(s["size"])), min_size=count, max_size=count)
-            )
-            due = len(pair.plain.due(pair.t))
-            pair.check_step(outcomes, data.draw(st.lists(rewards(s["size"]) | st.none(), min_size=due, max_size=due)))
+            rewards, due = rewards_of(s["group_size"]), len(pair.plain.due(pair.t))
+            outcomes = st.lists(st.tuples(st.sampled_from(KEYS), rewards), min_size=count, max_size=count)
+            answers = st.lists(rewards | st.none(), min_size=due, max_size=due)
+            pair.check_step(data.draw(outcomes), data.draw(answers))
 
     check()
     # the runs have seen every source at work, or the comparison would say little

@@ -1,6 +1,7 @@
 """The batches of the authors' code beside an independent reading of it, and what that does not cover."""
 
 import random
+from collections import Counter
 from fractions import Fraction as F
 
 import numpy as np
@@ -16,14 +17,11 @@ C2, C3 = (F(1, 8), F(3, 8)), (F(3, 8), F(6, 8))
 
 
 def authors_code(seed: int = 0, **changes) -> AuthorsCode:
-    flags = {"capacity": 6, "group_size": 8, "buffer_size": 12, "reevaluate_every": 2, "c2": Interval(*C2),
-             "c3": Interval(*C3)}  # fmt: skip
-    return AuthorsCode(seed=seed, **flags | changes)
+    flags = {"capacity": 6, "group_size": 8, "buffer_size": 12, "reevaluate_every": 2}
+    return AuthorsCode(seed=seed, c2=Interval(*C2), c3=Interval(*C3), **flags | changes)
 
 
 class Run:
-    """A method and the reference on the same groups, until they differ."""
-
     def __init__(self, make_group, *, capacity, size, buffer, moving, every, most):
         self.make_group, self.size, self.max_responses, self.every = make_group, size, capacity * size, every
         self.method = authors_code(capacity=capacity, group_size=size, buffer_size=buffer, moving=moving,
@@ -31,7 +29,7 @@ class Run:
         self.reference = Reference(capacity=capacity, group_size=size, total_uids=buffer, c1=F(1, 8), c2=C2, c3=C3,
                                    moving=moving, reeval_freq=every)  # fmt: skip
         self.most, self.ledger, self.t, self.uid = most, Ledger(), 0, 0
-        self.seen = dict.fromkeys(("promoted", "cut", "x3", "unfiltered", "evicted", "broken", "moved"), 0)
+        self.seen = Counter()
 
     def group(self, right: int, prompt: str):
         self.uid += 1
@@ -73,13 +71,10 @@ class Run:
         assert uids(self.method.replay) == self.reference.stored()
         assert batch.responses <= self.max_responses
 
-        self.seen["promoted"] += len(better)
-        self.seen["cut"] += len(left_out)
-        self.seen["x3"] += len(drawn)
-        self.seen["unfiltered"] += not any(0 < right < self.size for right in fresh)
-        self.seen["evicted"] = self.method.replay.counts["evicted"]
-        self.seen["broken"] += any(group.size < self.size for group in batch.reevaluated)
-        self.seen["moved"] += self.method.thresholds.c2 not in C2
+        self.seen.update(promoted=len(better), cut=len(left_out), x3=len(drawn))
+        self.seen.update(unfiltered=not any(0 < right < self.size for right in fresh))
+        self.seen.update(evicted=self.method.replay.counts["evicted"], moved=self.method.thresholds.c2 not in C2)
+        self.seen.update(broken=any(group.size < self.size for group in batch.reevaluated))
         self.t += 1
 
 

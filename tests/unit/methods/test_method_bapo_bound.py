@@ -158,9 +158,7 @@ class TestRules:
         failed = [make_group(0, size=4, prompt=f"p{n}") for n in range(4)]
         method.build_batch(0, failed, [])
         assert method.begin_step(1) == [group.prompt for group in failed]
-        again = [
-            make_group(n, size=4, prompt=group.prompt, step=1) for n, group in zip((0, 1, 2, 4), failed, strict=True)
-        ]
+        again = [make_group(n, size=4, prompt=f"p{place}", step=1) for place, n in enumerate((0, 1, 2, 4))]
         batch = method.build_batch(1, [], again)
         assert (batch.unimproved, batch.reevaluated, batch.solved) == ([again[0]], again[1:3], [again[3]])
         assert [group.prompt in method.hard for group in again] == [True, True, False, False]

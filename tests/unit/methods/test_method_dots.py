@@ -20,14 +20,6 @@ def dots(**changes) -> DOTS:
     return DOTS(**{"capacity": 8, "group_size": 8, **changes})
 
 
-def store_uids(method: DOTS) -> list[int]:
-    return uids(method.replay)
-
-
-def predicted(method: DOTS, *prompts: Prompt) -> list[float]:
-    return method.predictor.predict(prompts)[0].tolist()
-
-
 class TestChoice:
     def test_draws_are_the_softmax_without_replacement(self, make_group):
         """p = 1/2, 1/4, 1, temperature (1/4) / ln 2: weights 4, 2, 1 of 7.
@@ -99,7 +91,7 @@ def test_side_by_side_with_the_reference(make_group, data):
         candidates = [Prompt(text) for text in data.draw(st.permutations(pool))]
         count = data.draw(st.integers(1, len(candidates)))
         distances = [abs(reference.p(prompt) - 0.5) for prompt in candidates]
-        np.testing.assert_allclose([abs(p - 0.5) for p in predicted(method, *candidates)], distances, atol=1e-6)
+        np.testing.assert_allclose(abs(method.predictor.predict(candidates)[0] - 0.5), distances, atol=1e-6)
         chosen = method.choose_prompts(step, candidates, count)
         assert chosen == sorted(set(chosen)) and len(chosen) == count
         left_out = set(range(len(candidates))) - set(chosen)
@@ -119,4 +111,4 @@ def test_side_by_side_with_the_reference(make_group, data):
         assert set(uids(batch.replayed)) <= set(uids(held))
         assert method.metrics()["prompts/unseen_share"] == pytest.approx(known.count(False) / count)
         reference.past += fresh
-        assert store_uids(method) == uids(reference.store())
+        assert uids(method.replay) == uids(reference.store())

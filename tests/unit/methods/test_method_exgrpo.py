@@ -38,11 +38,6 @@ def make(make_group):
     return build
 
 
-def store_of(method: ExGRPO) -> dict[str, tuple[int, tuple[int, int]]]:
-    """By text: the bucket, and the stored success."""
-    return {item.group.prompt.text: (item.solved, names(item.group)[0]) for item in method.store.values()}
-
-
 def test_entropy_is_per_token(make, make_group):
     """Of a long response with little entropy a token, and a short one with much, the first is stored."""
     method = exgrpo()
@@ -51,7 +46,8 @@ def test_entropy_is_per_token(make, make_group):
     long = replace(long, log_probs=np.full(9, -0.5), extras={"uid": 77})
     group = replace(group, responses=(group.responses[0], long, *group.responses[2:]))
     method.build_batch(0, [group], [])
-    assert store_of(method)["a"][1][0] == 77
+    (item,) = method.store.values()
+    assert names(item.group) == [(77, 0)]
 
 
 class TestDraw:
@@ -80,9 +76,6 @@ class TestDraw:
         assert [prompt.text for prompt in method.draw(1)] == ["a"]  # its weight is e^-4900
 
 
-# --- A second implementation -----------------------------------------------------------------------------------------
-
-
 def test_side_by_side_with_a_plain_implementation(make):
     """The store with all successes by prompt: (entropy, age, uid, place, policy step). The least is drawn from it."""
     met: Counter[str] = Counter()
@@ -96,18 +89,17 @@ def test_side_by_side_with_a_plain_implementation(make):
         every = data.draw(st.sampled_from([1, 1, 1, 2, 0]))
         options = {"group_size": size, "experience_share": share, "start_above": start}
         options |= {"reevaluate_every": every, "capacity": capacity}
-        method, ledger, uids, delay = exgrpo(**options), Ledger(), itertools.count(), data.draw(st.integers(1, 3))
+        method, ledger, delay = exgrpo(**options), Ledger(), data.draw(st.integers(1, 3))
         on, solved, successes, retired = False, {}, {}, set()
 
         def generate(text, step, policy):
             values = st.sampled_from([0, 1]) | st.sampled_from([0, 1, 1, 2, "0.5"])
             rewards = data.draw(st.lists(values, min_size=size, max_size=size))
             entropies = data.draw(st.lists(st.integers(1, 4), min_size=size, max_size=size))
-            return make(rewards, text, entropies=entropies, step=step, weights_version=policy, uid=next(uids))
+            return make(rewards, text, entropies=entropies, step=step, weights_version=policy)
 
-        def enter(group, members):
-            """Members: (entropy, uid, place, policy step, reward) of each response."""
-            text, right = group.prompt.text, [member for member in members if member[-1] >= 1]
+        def enter(group):
+            text, right = group.prompt.text, [member for member in members(group) if member[-1] >= 1]
             if len(right) == size:
                 retired.add(text)
             elif right:
@@ -118,10 +110,11 @@ def test_side_by_side_with_a_plain_implementation(make):
                         successes[text].append((member[0], len(known), *member[1:4]))
                         known.append(member[1:4])
 
-        def members(group, uid_places):
+        def members(group):
+            """(entropy, uid, place, policy step, reward) of each response."""
             return [
                 (-float(np.mean(r.log_probs)), *name, group.weights_version_of(r), r.reward)
-                for name, r in zip(uid_places, group.responses, strict=True)
+                for name, r in zip(names(group), group.responses, strict=True)
             ]
 
         for step in range(data.draw(st.integers(3, 9))):
@@ -142,10 +135,7 @@ def test_side_by_side_with_a_plain_implementation(make):
             for group in hard:
                 best = min(successes[group.prompt.text])[2:]
                 actual = after[group.uid]
-                origin = [
-                    (*name, actual.weights_version_of(r))
-                    for name, r in zip(names(actual), actual.responses, strict=True)
-                ]
+                origin = [member[1:4] for member in members(actual)]
                 assert origin == [best, *((group.uid, place, step) for place in range(1, size))]
                 mixed.append(actual)
                 ages.append(step - best[2])
@@ -157,7 +147,7 @@ def test_side_by_side_with_a_plain_implementation(make):
             left = [g for g in informative if g not in batch.fresh]
             assert not left or not batch.fresh or min(g.variance for g in batch.fresh) >= max(g.variance for g in left)
             for group in fresh + mixed:
-                enter(group, members(group, names(group)))
+                enter(group)
             flags = [r.reward >= 1 for g in fresh for r in g.responses]
             on = on or (bool(flags) and F(sum(flags), len(flags)) > start)
             metrics = method.metrics()
@@ -165,11 +155,10 @@ def test_side_by_side_with_a_plain_implementation(make):
             assert metrics["experience/pass_rate"] == pytest.approx(sum(flags) / len(flags))
             assert metrics.get("exchange/age_mean") == (pytest.approx(sum(ages) / len(ages)) if ages else None)
             assert metrics["groups/reevaluation_attempts"] == len(hard)
-            assert {t: k for t, (k, _) in store_of(method).items()} == {
-                t: k for t, k in solved.items() if t not in retired
-            }
+            held = {text: count for text, count in solved.items() if text not in retired}
+            assert {item.group.prompt.text: item.solved for item in method.store.values()} == held
             assert len(method.retired) == metrics["experience/retired"] == len(retired)
-            assert metrics["experience/prompts"] == len(method.store)
+            assert metrics["experience/prompts"] == len(held)
             kept = [r for item in method.store.values() for r in item.group.responses]
             assert metrics["experience/bytes"] == sum(4 * (len(r.token_ids) + len(r.log_probs)) for r in kept)
             met.update({"mixed": len(signal), "solved": len(batch.solved), "cut": len(batch.cut)})

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import reference_rules as rules
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from one_step import run, uids
+from one_step import rewards_of, run, uids
 
 from bapo_openrlhf.methods.freshness import Freshness
 
@@ -17,7 +17,6 @@ def freshness(capacity: int = 8, **options) -> Freshness:
 
 
 class TestPriority:
-    @settings(derandomize=True, database=None)
     @given(
         rewards=st.lists(st.floats(-8, 8).map(lambda reward: round(reward, 3)), min_size=1, max_size=6),
         born=st.integers(0, 900),
@@ -73,7 +72,6 @@ def test_metrics_by_hand(make_group):
     assert method.metrics()["freshness/stored_mean"] == pytest.approx((math.exp(-1.5) + 2) / 3)
 
 
-@settings(derandomize=True, database=None)
 @given(st.data())
 def test_sizes_and_store_over_random_runs(make_group, data):
     capacity, most = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 12))
@@ -81,9 +79,8 @@ def test_sizes_and_store_over_random_runs(make_group, data):
     options = {"group_size": 4, "replay_share": share, "buffer_groups": most}
     options |= {"tau": data.draw(st.sampled_from([0.01, 1.0, 500.0]))}
     method, known = freshness(capacity, **options), []  # known: informative groups, oldest first
-    values = st.integers(0, 4) | st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), min_size=4, max_size=4)
     for step in range(data.draw(st.integers(1, 8))):
-        fresh = [make_group(right, size=4, step=step) for right in data.draw(st.lists(values, max_size=8))]
+        fresh = [make_group(rewards, step=step) for rewards in data.draw(st.lists(rewards_of(4), max_size=8))]
         batch = run(method, step, fresh)
         informative = [group for group in fresh if len(set(group.rewards)) > 1]
         held = uids(known[-most:])

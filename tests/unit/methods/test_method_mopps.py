@@ -20,11 +20,6 @@ def mopps(**changes) -> MoPPS:
     return MoPPS(**{"capacity": 8, "group_size": 8, **changes})
 
 
-def posterior(method: MoPPS, prompt: Prompt) -> list[float]:
-    """a and b."""
-    return method.posteriors.counts_of([prompt])[0][0].tolist()
-
-
 def test_the_posterior_takes_16_bytes_a_prompt(make_group):
     one, prompts = make_group([1.0, 0.0]).responses, [Prompt(f"problem {number}") for number in range(10_000)]
     counts = SuccessCounts(0.5, 1.0, 1.0)
@@ -115,5 +110,5 @@ def test_side_by_side_with_the_reference(make_group, data):
         assert not batch.replayed
         result = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
         assert result == reference.step(fresh)
-        for prompt in pool:
-            assert posterior(method, prompt) == [float(x) for x in reference.beta.get(prompt.text, reference.prior)]
+        expected = [[*map(float, reference.beta.get(prompt.text, reference.prior))] for prompt in pool]
+        assert method.posteriors.counts_of(pool)[0].tolist() == expected

@@ -7,17 +7,14 @@ from one_step import run, uids
 from bapo_openrlhf.methods.popo import POPO
 
 
-def popo(capacity: int = 4, **options) -> POPO:
-    return POPO(capacity=capacity, **{"group_size": 4} | options)
-
-
 @settings(derandomize=True, database=None, max_examples=2 * settings.default.max_examples)
 @given(st.data())
 def test_random_runs_follow_the_rule_of_the_source(make_group, data):
     """The reference keeps all groups of the run, so the buffer of B groups is large enough."""
     capacity, size = data.draw(st.integers(1, 8)), data.draw(st.integers(2, 5))
     filtered = data.draw(st.booleans())  # without the filter no fresh group gives way
-    method, effective = popo(capacity, group_size=size, filter="range" if filtered else "none"), []
+    options = {"capacity": capacity, "group_size": size, "filter": "range" if filtered else "none"}
+    method, effective = POPO(**options), []
     right = st.lists(st.integers(0, size), max_size=10)
     for step in range(data.draw(st.integers(1, 9))):
         fresh = [make_group(count, size=size, step=step) for count in data.draw(right)]

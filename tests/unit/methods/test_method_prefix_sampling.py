@@ -1,6 +1,5 @@
 """Prefix Sampling, and BAPO with prefixes: what is stored, trained on and counted, on random streams."""
 
-from dataclasses import replace
 from fractions import Fraction as F
 
 import numpy as np
@@ -156,5 +155,3 @@ def test_the_share_stays_if_it_is_not_steered(make_group):
         assert all(len(group.prompt.prefix) == 3 for group in again)
         method.build_batch(step, [make_group(1, prompt="a", step=step, response_tokens=12)], again)
     assert method.metrics()["prefix/share_right"] == 0.25
-    with pytest.raises(ValueError, match="prefix_share"):
-        replace(method, prefix_share=F(0))

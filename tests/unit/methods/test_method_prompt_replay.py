@@ -45,9 +45,6 @@ def test_lists_of_a_batch(make_group):
     assert method.metrics() == {"groups/reevaluation_attempts": 6, "again/stored": 3, "again/used_up": 0}
 
 
-# --- Side by side ----------------------------------------------------------------------------------------------------
-
-
 def test_side_by_side_with_the_rules(make_group):
     """Random runs, with groups that fail, and generation up to 2 steps ahead. Every group is counted."""
     met: Counter[str] = Counter()
@@ -64,22 +61,19 @@ def test_side_by_side_with_the_rules(make_group):
         method, ledger, ahead = prompt_replay(capacity, **options), Ledger(), data.draw(st.integers(0, 2))
         theirs = rules.PromptReplay(capacity, share, cooldown, most, window)
         coming: dict[int, list[Prompt]] = {}  # named prompts by the step that gets their groups
+        right = st.sampled_from([size // 2, *range(size + 1)])
+
+        def made(prompts, step):
+            return [make_group(data.draw(right), size=size, prompt=prompt, step=step) for prompt in prompts]
+
         for step in range(data.draw(st.integers(6, 10))):
             expected = [PROMPTS[n] for n in theirs.choose(step)] if step else []
             assert method.begin_step(step) == expected
             coming[step + ahead] = expected
-            right = st.sampled_from([size // 2, *range(size + 1)])
-            fresh = [
-                make_group(data.draw(right), size=size, prompt=PROMPTS[n], step=step)
-                for n in data.draw(st.lists(st.sampled_from(range(7)), min_size=1, max_size=6))
-            ]
+            fresh = made(data.draw(st.lists(st.sampled_from(PROMPTS[:7]), min_size=1, max_size=6)), step)
             due = coming.pop(step, [])
             failed = [prompt for prompt in due if data.draw(st.sampled_from([False] * 5 + [True]))]
-            again = [
-                make_group(data.draw(right), size=size, prompt=prompt, step=step)
-                for prompt in due
-                if prompt not in failed
-            ]
+            again = made([prompt for prompt in due if prompt not in failed], step)
             method.unanswered(failed)
             batch = method.build_batch(step, fresh, again)
             ledger.settle(fresh + again, batch, failed=[size] * len(failed))

@@ -34,7 +34,6 @@ def test_a_share_is_the_number_that_was_written():
     assert remix(100, replay_share=0.29).mix(71, 99) == (71, 29)  # 0.29 * 100 is 28.99... in floats
 
 
-@settings(derandomize=True, database=None)
 @given(st.data())
 def test_the_mixture_of_random_runs(make_group, data):
     capacity = data.draw(st.integers(1, 10))

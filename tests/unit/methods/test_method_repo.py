@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_step import names, run
+from reference_rules import exact_variance
 
 from bapo_openrlhf.methods.repo import STRATEGIES, RePO
 
@@ -47,9 +48,6 @@ def test_a_replayed_group_has_the_range_of_its_rewards(make):
     run(method, 0, groups[:1])
     (group,) = run(method, 1, groups[1:]).replayed
     assert group.reward_range == ends and group.mean == F(1, 2)
-
-
-# --- A second implementation -----------------------------------------------------------------------------------------
 
 
 class Plain:
@@ -101,29 +99,15 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
     def check(data):
         size = data.draw(st.integers(2, 3))
         cached = data.draw(st.integers(size, 3 * size))
-        options = {
-            "capacity": data.draw(st.integers(1, 9)),
-            "group_size": size,
-            "strategy": strategy,
-            "cache_responses": cached,
-            "warm_up": data.draw(st.integers(size, cached)),
-        }
+        options = {"group_size": size, "strategy": strategy, "cache_responses": cached}
+        options |= {"capacity": data.draw(st.integers(1, 9)), "warm_up": data.draw(st.integers(size, cached))}
         method, plain = RePO(**options), Plain(**options)
         delay = data.draw(st.integers(1, 3))
-        uids = itertools.count()
-        values = st.sampled_from([0, 1]) | st.sampled_from([0, 1, 2, -1, 0.5])
+        rewards = st.lists(st.sampled_from([0, 1]) | st.sampled_from([0, 1, 2, -1, 0.5]), min_size=size, max_size=size)
         for step in range(data.draw(st.integers(4, 9))):
             texts = data.draw(st.lists(st.sampled_from("abc"), max_size=6))
-            fresh = [
-                make(
-                    data.draw(st.lists(values, min_size=size, max_size=size)),
-                    text,
-                    step=step,
-                    weights_version=step - step % delay,
-                    uid=next(uids),
-                )
-                for text in texts
-            ]
+            where = {"step": step, "weights_version": step - step % delay}
+            fresh = [make(data.draw(rewards), text, **where) for text in texts]
             batch = run(method, step, fresh)
             held = list(method.cache)
             assert method.metrics()["cache/responses"] == sum(len(group.responses) for group in held)
@@ -168,19 +152,15 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
             assert metrics["cache/no_room"] == available - len(result)
             assert len({g.uid for g in batch.replayed}) == len(batch.replayed)
             if strategy != "random":
-
-                def variance(items):
-                    mean = F(sum(F(i[2]) for i in items), len(items))
-                    return sum((F(i[2]) - mean) ** 2 for i in items)
-
-                spreads = sorted((variance(items) for _, items in allowed), reverse=True)
-                assert sorted((variance(items) for _, items in result), reverse=True) == spreads[: len(result)]
+                spreads, actual = (
+                    sorted((exact_variance([item[2] for item in items]) for _, items in part), reverse=True)
+                    for part in (allowed, result)
+                )
+                assert actual == spreads[: len(result)]
 
             for group in fresh:
-                items = [
-                    (group.uid, place, reward, group.step, group.weights_version)
-                    for place, reward in enumerate(rewards_of(group))
-                ]
+                steps = group.step, group.weights_version
+                items = [(group.uid, place, reward, *steps) for place, reward in enumerate(rewards_of(group))]
                 plain.store(group.prompt.text, items)
             held = {text: [item[:2] for item in items] for text, items in plain.cache.items()}
             cache: dict[str, list] = {}

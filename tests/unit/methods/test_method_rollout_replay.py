@@ -9,7 +9,7 @@ import pytest
 import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_step import places, run, uids
+from one_step import places, rewards_of, run, uids
 
 from bapo_openrlhf.methods.rollout_replay import RolloutReplay
 
@@ -80,10 +80,8 @@ def test_side_by_side_with_the_rules(make_group):
         options |= {"oldest": data.draw(st.integers(1, 3)), "warm_up": data.draw(st.integers(0, 3))}
         theirs = rules.RolloutReplay(options["oldest"], share, options["warm_up"], most // size * size)
         method, held, generated = rollout_replay(capacity, **options), [], {}
-        values = st.integers(0, size).map(lambda right: [1.0] * right + [0.0] * (size - right))
-        values |= st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), min_size=size, max_size=size)
         for step in range(data.draw(st.integers(2, 9))):
-            fresh = [make_group(rewards, step=step) for rewards in data.draw(st.lists(values, max_size=3))]
+            fresh = [make_group(rewards, step=step) for rewards in data.draw(st.lists(rewards_of(size), max_size=3))]
             batch = run(method, step, fresh)
             mine, replayed = theirs.step(step, {group.uid: group.generated for group in fresh})
             generated |= {group.uid: group.generated for group in fresh}

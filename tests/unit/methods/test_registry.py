@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import fields, replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.batch import drop
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
@@ -26,8 +28,6 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 class Solved(Container):
-    """A worked solution for each prompt."""
-
     def __contains__(self, name):
         return True
 
@@ -159,16 +159,11 @@ STATES = {
     "bapo_bound": "rng hard replay last sums",
     "mopps": "rng posteriors",
     "dots": "rng predictor replay",
-    "repo": "rng cache",
-    "remix": "rng replay",
-    "arpo": "rng cache",
     "exgrpo": "rng started store retired",
-    "freshness": "rng replay",
     "prompt_replay": "rng known",
-    "rollout_replay": "rng replay",
-    "ar3po": "rng cache",
     "pods": "rng",
-    "popo": "rng replay",
+    **dict.fromkeys(("freshness", "popo", "remix", "rollout_replay"), "rng replay"),
+    **dict.fromkeys(("ar3po", "arpo", "repo"), "rng cache"),
 }
 
 
@@ -227,14 +222,14 @@ def test_a_reward_means_its_place_in_the_range(name, make_group):
 def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
     """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any.
 
-    There are no others, unless the method adds rewards to groups. Every group ends in one counted state, only groups of
-    earlier steps are replayed, and every metric is in the catalogue.
+    There are no others, unless the method adds rewards to groups. Every group ends in one counted state, also if the
+    review drops it or it failed. Only groups of earlier steps are replayed. Every metric is in the catalogue.
     """
     arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
     method.solutions = Solved()
     size = 3 if name == "luffy" else 4  # a worked solution has the place of its fourth
-    rng, sizes, most, others = random.Random(2), set(), 7 * size, 0
+    rng, review, sizes, most, others = random.Random(2), random.Random(3), set(), 7 * size, 0
     ledger, metrics = Ledger(), set()
     for step in range(60):  # rollout_replay replays nothing in the first 20
         again = method.begin_step(step)
@@ -244,7 +239,9 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
             for names in (prompts, again)
         )
         batch = method.build_batch(step, fresh, hard)
-        ledger.settle(fresh + hard, batch)
+        trained = {group.uid for _, group in batch.with_sources()}
+        unfit = {why: {uid for uid in trained if review.random() < 0.1} for why in ("too_far", "nonfinite")}
+        ledger.settle(fresh + hard, drop(batch, **unfit), failed=[size] * review.randrange(3))
         metrics |= set(method.metrics())
         assert all(group.step < step for group in batch.replayed)
         assert not batch.cut or batch.responses > most - batch.cut[0].size
@@ -365,6 +362,14 @@ def test_what_a_constructor_does_not_take(file, name, option, named):
 def test_a_parameter_has_the_value_of_its_flag_unless_the_flag_chooses_the_method(file):
     assert build(method_class(f"{file}:Named"), FLAGS, []).got == ("a", 1e-6, "c2", (1, 2))
     assert build(method_class(f"{file}:Named"), FLAGS, ["method=b"]).got[0] == "b"
+
+
+def test_the_example_replays_its_newest_groups_with_signal(make_group):
+    example = Path(__file__).parents[3] / "examples" / "custom_method" / "fifo_replay.py"
+    method = method_class(f"{example}:FIFOReplay")(capacity=3, group_size=8, memory=2)
+    groups = [make_group(right) for right in (1, 2, 0, 3)]
+    assert method.build_batch(0, groups, []).filtered == [groups[2]]
+    assert method.build_batch(1, [make_group(4, step=1)], []).replayed == [groups[3], groups[1]]
 
 
 def test_fields_without_a_dataclass():
