@@ -4,8 +4,6 @@ Each test finds no time limits, and Ctrl-C works. If the environment variable CI
 of ALLOWED_SKIPS.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -47,7 +47,7 @@ class Prompt:
     @cached_property
     def id(self) -> str:
         """u_i of Eq. 4: 16 hex digits that depend only on text, label and images, so they are the same in every run."""
-        payload = repr((self.text, self.label, self.images)).encode("utf-8", "surrogatepass")
+        payload = repr((self.text, self.label, self.images)).encode()  # repr has escaped lone surrogates
         return hashlib.blake2b(payload, digest_size=8).hexdigest()
 
 
