@@ -17,7 +17,7 @@ from bapo_openrlhf.cli import evaluate as cli
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
-from bapo_openrlhf.tasks import TASKS, get_task, judge_digest
+from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.workbench.evaluation import generate, problems, run, store
 from bapo_openrlhf.workbench.evaluation import results as results_file
@@ -25,7 +25,7 @@ from bapo_openrlhf.workbench.evaluation.generate import EncodedPrompt, SampledRe
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling, check
 
 REWARD = """
-import os, time
+import os
 
 def reward_func(queries, prompts, labels, **kwargs):
     assert len(queries) == 1
@@ -175,11 +175,16 @@ def test_rewards_on_another_scale_are_solved_with_full_marks(request_, tmp_path)
     assert settings["benchmarks"]["mods"]["reward_range"] == ["0", "100"]
 
 
-def test_rewards_outside_of_the_range_are_counted(request_):
-    request_.reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 2.0}\n")
-    results = evaluate(request_)
-    assert results["benchmarks"]["mods"]["outside"] == 8 * 6
-    assert "48 rewards are not in 0 to 1; --reward-range" in (request_.out / "results.md").read_text()
+def test_rewards_outside_of_the_range_are_counted_and_without_answer_there_are_no_votes(request_):
+    rewards = "{'0': 0.25, '1': 2.0, '2': -1.0}"
+    body = f"def reward_func(queries, prompts, labels):\n    return {{'rewards': {rewards}[labels[0]]}}\n"
+    request_.reward.write_text(body)
+    entry = evaluate(request_)["benchmarks"]["mods"]
+    assert lines(request_)[0]["answers"] is None and entry["outside"] == 5 * 6
+    metrics = {name: estimate["value"] for name, estimate in entry["metrics"].items()}
+    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "truncated", "tokens"]
+    assert (metrics["avg@6"], metrics["pass@6"]) == (100 * (3 * 0.25 + 3 * 2 - 2) / 8, 100 * 3 / 8)
+    assert "30 rewards are not in 0 to 1; --reward-range" in (request_.out / "results.md").read_text()
 
 
 def test_the_answer_of_a_vote_is_that_of_the_judged_text(request_, tmp_path):
@@ -208,14 +213,6 @@ def test_results_say_how_they_were_made(request_):
     assert {path.name for path in request_.out.iterdir()} == {*files.split()}
 
 
-def test_without_answer_there_are_no_votes(request_):
-    request_.reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 0.25}\n")
-    metrics = evaluate(request_)["benchmarks"]["mods"]["metrics"]
-    assert lines(request_)[0]["answers"] is None
-    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "truncated", "tokens"]
-    assert (metrics["avg@6"]["value"], metrics["pass@6"]["value"]) == (25.0, 0.0)  # not full marks
-
-
 def test_failures_of_the_judge_are_wrong_counted_and_shown(request_):
     class Hostile(FakeModel):
         def say(self, seed, benchmark, identity, sample):
@@ -234,15 +231,6 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_, tmp_path, body, nam
     own.write_text(f"{REWARD}\ndef answer(response):\n    return {body}\n")
     with pytest.raises(RunError, match=rf"{own.name}: answer .*{named}"):
         evaluate(replace(request_, reward=own))
-
-
-def test_many_problems_wait_for_a_slow_judge(request_, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "BACKLOG", 2)
-    slow = REWARD.replace("response = ", "time.sleep(0.005)\n    response = ")
-    request_.reward.write_text(slow)
-    write_problems(tmp_path / "mods.jsonl", 40)
-    evaluate(request_)
-    assert [row["id"] for row in lines(request_)] == [f"p{i}" for i in range(40)]
 
 
 # ── resuming ──
@@ -316,12 +304,6 @@ def test_resume_with_another_file_is_refused(request_, tmp_path):
         path.write_bytes(content)
         os.utime(path, ns=(time, time))
         evaluate(request_)
-
-
-def test_the_digest_of_a_tasks_reward_is_that_of_all_tasks():
-    """math.py reads its rules from other files."""
-    digests = {judge_digest(get_task(name).file) for name in ("math", "gsm8k")}
-    assert len(digests) == 1 and digests != {judge_digest(CONFIGS / "countdown/train.yaml")}
 
 
 def test_benchmarks_and_limit_may_grow_and_things_may_move(request_, tmp_path):
@@ -488,9 +470,12 @@ def test_generated_problems_are_known_as_such(tmp_path):
     assert problems.load("cd34", tmp_path, None, None).generator == "small"
 
 
-def test_columns_are_those_of_the_configuration(tmp_path, parse_words):
+def test_columns_are_those_of_the_configuration_and_ids_are_made_where_there_are_none(tmp_path, parse_words):
     """For files of one's own; those of tasks have the same columns always."""
-    (tmp_path / "mine.jsonl").write_text('{"question": "1+1", "answer": "2", "input": "no", "label": "no"}\n')
+    rows = (
+        '{"question": "1+1", "answer": "2", "input": "no", "label": "no"}\n\n{"question": "y", "answer": 2, "id": 9}\n'
+    )
+    (tmp_path / "mine.jsonl").write_text(rows)
     (tmp_path / "reward.py").touch()
     config = tmp_path / "mine.yaml"
     config.write_text(
@@ -501,20 +486,9 @@ def test_columns_are_those_of_the_configuration(tmp_path, parse_words):
     columns = parse_words("--config", str(config)).columns
     assert (columns, parse_words().columns) == (("question", "answer", "pictures"), ("input", "label", "images"))
     mine = problems.load(f"a={tmp_path / 'mine.jsonl'}", tmp_path, tmp_path / "reward.py", None, columns=columns)
-    (problem,) = mine.problems
-    assert (problem.input, problem.label) == ("1+1", "2")
+    assert [(one.id, one.input, one.label) for one in mine.problems] == [("a-1", "1+1", "2"), ("9", "y", 2)]
     write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
     assert problems.load("cd34", tmp_path, None, None, columns=columns).problems[0].input == "What is 0 mod 3?"
-
-
-def test_ids_are_made_where_there_are_none(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"input": "x", "label": 1}\n\n{"input": "y", "label": 2, "id": 9}\n')
-    (tmp_path / "reward.py").touch()
-    loaded = problems.load(f"a={tmp_path / 'a.jsonl'}", tmp_path, tmp_path / "reward.py", None)
-    assert [(p.id, p.label) for p in loaded.problems] == [("a-1", 1), ("9", 2)]
-
-
-# ── the model's files ──
 
 
 def test_another_model_in_the_same_place_is_noticed(tmp_path):
@@ -550,9 +524,6 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
         assert prompt.token_ids == tokenizer(expected, add_special_tokens=False)["input_ids"]
         assert prompt.length == len(expected.encode())
     assert tokenizer("x")["input_ids"][0] == 0  # it would have added one
-
-
-def test_a_model_may_not_say_its_longest_sequence(tokenizer_folder, keep_environment):
     config = tokenizer_folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 0}))
     assert generate.Prompter(str(tokenizer_folder), chat=True, images=False).longest is None
@@ -740,6 +711,7 @@ def test_defaults_are_the_papers(parse_words):
     sampling = Sampling(runs=32, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8192, seed=42)
     out = Path("runs/eval/model-1B")
     assert parse_words() == Request("some/model-1B", "model-1B", ["aime24", "amc"], out, sampling, [1, 8, 32])
+    assert parse_words("--model", "model").name == "model"
 
 
 def test_every_flag_reaches_the_request(parse_words):
@@ -752,14 +724,6 @@ def test_every_flag_reaches_the_request(parse_words):
         chat_template=False, skip_long=True, max_model_len=999, tensor_parallel_size=2, gpu_memory_utilization=0.5,
         max_num_seqs=4, reward_range=(Fraction(-1), Fraction(1, 2)),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [("runs/bapo/model", "bapo"), ("runs/bapo/model/", "bapo"), ("Qwen/Qwen3-8B", "Qwen3-8B"), ("model", "model")],
-)
-def test_a_run_is_called_by_the_name_that_says_something(parse_words, model, name):
-    assert parse_words("--model", model).name == name
 
 
 def test_a_template_is_given_as_in_training(parse_words):
@@ -787,21 +751,13 @@ def test_a_training_configuration_says_how_its_model_is_asked(parse_words, path)
     assert parse_words("--config", str(path), *benchmarks, model=()).reward == Path(file["reward"]["remote_url"])
 
 
-def test_a_reward_server_judges_no_evaluation(parse_words, tmp_path):
-    (tmp_path / "more.yaml").write_text("reward: {remote_url: 'http://localhost:9'}\n")
-    words = ("--config", str(CONFIGS / "countdown/train.yaml"), str(tmp_path / "more.yaml"))
-    assert parse_words(*words).reward is None
-
-
-def test_other_flags_win_over_the_configuration(parse_words):
-    request = parse_words("--config", str(CONFIGS / "countdown/train.yaml"), "--temperature", "0.6")
-    assert (request.model, request.sampling.temperature) == ("some/model-1B", 0.6)
-
-
-def test_the_range_of_rewards_is_that_of_the_training(parse_words, tmp_path):
-    (tmp_path / "more.yaml").write_text("adapt: {reward_range: [0, 100]}\n")
+def test_rewards_are_those_of_the_training_and_other_flags_win(parse_words, tmp_path):
+    """A reward server judges no evaluation."""
+    (tmp_path / "more.yaml").write_text("{adapt: {reward_range: [0, 100]}, reward: {remote_url: 'http://here:9'}}")
     words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--config", str(tmp_path / "more.yaml"))
-    assert parse_words(*words).reward_range == (0, 100)
+    request = parse_words(*words, "--benchmarks", "mine=file", "--temperature", "0.6")
+    assert (request.reward, request.reward_range) == (None, (0, 100))
+    assert (request.model, request.sampling.temperature) == ("some/model-1B", 0.6)
     with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]"):
         parse_words(*words, "--reward-range", "1", "0")
 
