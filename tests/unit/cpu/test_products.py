@@ -73,11 +73,9 @@ def test_forward_and_backward_are_exact_products_rounded_once(name, threads):
     size_inputs = [value.detach().double().abs().requires_grad_() for value in inputs]
     with through_float32():
         result = call(*inputs)
-        towards = random(*result.shape)
-        result.backward(towards)
-    exact = call(*exact_inputs)
+        result.backward(towards := random(*result.shape))
+    exact, sizes = call(*exact_inputs), call(*size_inputs)
     exact.backward(towards.double())
-    sizes = call(*size_inputs)
     sizes.backward(towards.double().abs())
     assert_rounded_once(result, exact, 4 * sizes.abs() + 10)
     for value, its_exact, its_size in zip(inputs, exact_inputs, size_inputs, strict=True):
@@ -94,8 +92,7 @@ def test_forward_and_backward_are_exact_products_rounded_once(name, threads):
 def test_output_of_a_given_tensor():
     a, b, out = random(70, 40), random(40, 24), random(70, 24)
     with through_float32():
-        assert torch.mm(a, b, out=out) is out
-        assert torch.equal(out, a @ b)
+        assert torch.mm(a, b, out=out) is out and torch.equal(out, a @ b)
         weight = torch.zeros(3, 70, 24).bfloat16()
         torch.mm(a, b, out=weight[1])  # a view, as the gradient of a block of the output head
         assert torch.equal(weight[1], out) and not weight[0].any() and not weight[2].any()
@@ -137,17 +134,14 @@ def test_a_row_does_not_depend_on_the_number_of_threads():
     assert torch.equal(result[0], result[1]) and torch.equal(result[0], result[2])
 
 
-def test_without_blocks_it_is_one_product():
+def test_without_blocks_and_in_a_backward_pass_it_is_one_product():
     rows, weight = random(300, 384), random(384, 128)
     with through_float32(), products.without_blocks():
         assert torch.equal(rows @ weight, (rows.float() @ weight.float()).bfloat16())
-
-
-def test_a_backward_pass_has_no_blocks():
-    x, layer = random(300, 384), torch.nn.Linear(384, 128, bias=False).bfloat16()
+    layer = torch.nn.Linear(384, 128, bias=False).bfloat16()  # as in its backward pass
     with through_float32():
-        layer(x).backward(towards := random(300, 128))
-        assert torch.equal(layer.weight.grad, (towards.float().T @ x.float()).bfloat16())
+        layer(rows).backward(towards := random(300, 128))
+        assert torch.equal(layer.weight.grad, (towards.float().T @ rows.float()).bfloat16())
 
 
 def test_no_copy_of_a_weight_outlives_its_call():
@@ -212,9 +206,6 @@ def test_a_fork_has_threads_of_its_own():
             os._exit(int(not torch.equal(a @ b, expected)))
         torch._C.set_num_threads(before)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-# ── Which way ──
 
 
 @pytest.mark.parametrize(
