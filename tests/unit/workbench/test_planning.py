@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
-from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.sizes import batch_arithmetic
@@ -51,9 +51,6 @@ WITHOUT_REFERENCE = {"algo.kl.init_coef": 0.0}
 def on_gpu(size, workload, algorithm=BA_PPO, gpus=8):
     """Memory on the fullest of so many GPUs."""
     return memory.gpu_memory(SHAPES[size], workload, CONSTANTS, algorithm, gpus)
-
-
-# ── Shapes ──
 
 
 def test_published_parameter_counts():
@@ -116,9 +113,6 @@ def test_a_folder_that_is_no_dense_model(tmp_path, config, says):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=rf"actor\.model_name_or_path.*{tmp_path}.*{says}"):
         shape_of_folder("actor.model_name_or_path", tmp_path)
-
-
-# ── The schedule, by simulation ──
 
 
 @given(st.integers(1, 9), st.integers(0, 13), st.integers(1, 300))
@@ -292,15 +286,12 @@ def test_filters(name, kept, with_advantage):
         assert groups.x1 == pytest.approx(256 * share) and (groups.x3 == 0) == (name == "none")
 
 
-def test_dapo_has_no_reference():
-    assert DAPO not in [algorithm for algorithm in ALGORITHMS if WORKLOAD.has_reference(algorithm)]
-    assert not with_flags(WORKLOAD, WITHOUT_REFERENCE).has_reference(GRPO)
-
-
 def test_roles_with_gpus_of_their_own():
     """Four roles share 16 GPUs, four each, and three five each. A reference may be beside the actor."""
     assert [APART.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "reference", "engines")] == [4] * 4
     assert [APART.gpus_of(role, GRPO, 16) for role in ("actor", "reference", "engines")] == [5] * 3
+    assert [APART.has_reference(one) for one in ALGORITHMS] == [one is not DAPO for one in ALGORITHMS]
+    assert not with_flags(APART, WITHOUT_REFERENCE).has_reference(GRPO)
     flags = {**BESIDE, "vllm.num_engines": 4, "actor.num_gpus_per_node": 2, "critic.num_gpus_per_node": 2}
     workload = with_flags(APART, flags)
     assert workload.gpus_of("reference", BA_PPO, 16) == workload.gpus_of("actor", BA_PPO, 16) == 4
@@ -438,21 +429,15 @@ def test_memory_of_roles_apart():
 
 @pytest.mark.parametrize(
     ("size", "copies", "parameters"),
-    [
-        ("7B", 2, 4_080_409_088),
-        ("7B", 4, 2_312_805_376),
-        ("7B", 8, 1_531_780_096),
-        ("4B", 8, 843_316_736),
-        ("70B", 8, 9_739_706_368),
-    ],
-)
+    [("7B", 2, 4_080_409_088), ("7B", 4, 2_312_805_376), ("7B", 8, 1_531_780_096), ("4B", 8, 843_316_736),
+     ("70B", 8, 9_739_706_368)],
+)  # fmt: skip
 def test_parameters_under_tensor_parallelism(size, copies, parameters):
     """The most of any GPU by `get_shard_size_list` of DeepSpeed 0.19.6 and transformers' plan for the model.
 
     7B has 4 key heads, so 4 of 8 GPUs have the attention. The head of 4B is the matrix of its embeddings.
     """
-    assert SHAPES[size].parameters_on(copies) == parameters
-    assert SHAPES[size].parameters_on(1) == SHAPES[size].parameters
+    assert SHAPES[size].parameters_on(copies) == parameters and SHAPES[size].parameters_on(1) == SHAPES[size].parameters
 
 
 def test_memory_under_tensor_parallelism():
@@ -491,6 +476,11 @@ def test_memory_of_a_reward_model():
     assert on_gpu("1.5B", with_flags(with_it, {"reward.offload": True})) == before
     result = on_gpu("1.5B", with_flags(WORKLOAD, {"ref.offload": True}))
     assert before.generation - result.generation == pytest.approx(2 * shape.parameters / 8)
+    lower = with_flags(with_it, {"ds.zero_stage": 2})  # such models are on the host only in stage 3
+    assert all(
+        on_gpu("1.5B", lower) == on_gpu("1.5B", with_flags(lower, {f"{one}.offload": True}))
+        for one in ("ref", "reward")
+    )
 
     apart = with_flags(APART, kept)
     assert apart.gpus == APART.gpus + 1 and on_gpu("1.5B", apart, gpus=5) == on_gpu("1.5B", APART, gpus=4)
@@ -506,12 +496,6 @@ def test_a_critic_beside_the_reward_model_has_gpus_of_its_own():
     assert (with_it.gpus, with_flags(with_it, {"algo.advantage.estimator": "rloo"}).gpus) == (16, 8)
     assert [with_it.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [8, 8, 8]
     assert on_gpu("1.5B", with_it, gpus=16) == on_gpu("1.5B", WORKLOAD, BAPO_GRPO)  # as if there were no critic
-
-
-@pytest.mark.parametrize("model", ["ref", "reward"])
-def test_a_model_that_is_not_trained_is_on_the_host_only_in_stage_3(model):
-    lower = with_flags(WORKLOAD, {"ds.zero_stage": 2, "reward.remote_url": None, "reward.num_gpus_per_node": 1})
-    assert on_gpu("1.5B", lower) == on_gpu("1.5B", with_flags(lower, {f"{model}.offload": True}))
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -570,10 +554,7 @@ def test_logits_are_those_of_the_code():
 
 
 def test_logits_of_a_head_that_tensor_parallelism_cuts():
-    """OpenRLHF holds those of all tokens, and each of the two processes has half of them.
-
-    A head that is the matrix of the embeddings stays whole in both.
-    """
+    """Each of the two processes has half of those of all tokens. A head that is the embeddings' stays whole."""
     cut = with_flags(WORKLOAD, {"ds.tensor_parallel_size": 2})
     assert memory.logit_bytes(SHAPES["7B"], cut, CONSTANTS, 3) == pytest.approx(3 * 6144 / 2 * 10 * 152064)
     whole = (memory.logit_bytes(SHAPES["4B"], one, CONSTANTS, 3) for one in (WORKLOAD, cut))
@@ -612,9 +593,6 @@ def test_no_step_of_the_real_method_stores_more(make_group):
     assert len(method.replay) == workload.replay_capacity == 72
 
 
-# ── The rows of a plan ──
-
-
 def planned(workload=WORKLOAD, constants=CONSTANTS, steps=21):
     return Plan([SHAPES["7B"]], [8], workload, constants, steps, "H100")
 
@@ -642,3 +620,64 @@ def test_counts_by_hand():
     assert planned(constants=constants).counts(BAPO_GRPO)["critic_tokens"] == 0
     plain = planned(constants=constants).counts(PPO)
     assert plain["replay_bytes"] == plain["replay_bytes_most"] == plain["hard_bytes"] == 0
+
+
+# ── Memory of a machine and on the disk ──
+
+PRESET = workload_from("ba_ppo_qwen3_4b.yaml")
+N = 4_022_468_096
+WEIGHTS, STATES = 8 * 2 * N, 12 * N  # of 8 engines in 16 bits; master weights and Adam's two moments in fp32
+EVALUATED = {"eval.dataset": "held_out.jsonl", "eval.steps": 7}  # between two syncs, which come every 5 steps
+
+
+def host(flags=(), algorithm=BA_PPO, gpus=8, size="4B"):
+    return memory.host_memory(SHAPES[size], with_flags(PRESET, dict(flags)), CONSTANTS, algorithm, gpus)
+
+
+def test_a_machine_by_hand():
+    """Engines asleep, delayed weights, and optimizer states of actor and critic are the 0.7 that Ray leaves."""
+    kept = WEIGHTS + WEIGHTS + 2 * STATES
+    assert host(EVALUATED).machine == pytest.approx(kept / 0.7) == pytest.approx(322e9, abs=0.5e9)
+    assert host().machine == pytest.approx((kept - WEIGHTS) / 0.7)
+    assert host(EVALUATED, gpus=16).machine == pytest.approx((2 * 2 * WEIGHTS + 2 * STATES) / 2 / 0.7)
+    # Ray takes at most its limit.
+    big = 14_770_033_664 * (12 + 12 + 8 * 2 + 8 * 2)
+    assert big * 0.3 / 0.7 > 200e9 and host(EVALUATED, size="14B").machine == pytest.approx(big + 200e9)
+
+
+@pytest.mark.parametrize(
+    ("flags", "algorithm", "expected"),
+    [
+        ({"vllm.enable_sleep": False}, BA_PPO, (0, 0, 2 * STATES)),
+        ({"ds.enable_sleep": False}, BA_PPO, (WEIGHTS, 0, 0)),
+        ({"ds.enable_sleep": False, "ds.adam_offload": True}, BA_PPO, (WEIGHTS, 0, 2 * STATES)),
+        ({"vllm.tensor_parallel_size": 2}, BAPO_GRPO, (WEIGHTS / 2, 0, STATES)),
+        (EVALUATED, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
+        (EVALUATED | {"eval.steps": 10}, BAPO_GRPO, (WEIGHTS, 0, STATES)),
+        ({"eval.steps": 7}, BAPO_GRPO, (WEIGHTS, 0, STATES)),  # nothing to evaluate on
+        ({"adapt.reevaluate_every": 3}, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
+        ({"adapt.rollout_delay": 2, "run.gradient_probe": 5}, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
+        (EVALUATED, GRPO, (WEIGHTS, 0, STATES)),  # its engines always have today's weights
+    ],
+)
+def test_what_is_kept(flags, algorithm, expected):
+    found = host(flags, algorithm)
+    assert (found.engines, found.delayed, found.optimizers) == expected
+
+
+def test_a_checkpoint_by_hand():
+    """16-bit weights and the optimizer's states of each trained model, however many machines write it."""
+    assert host().checkpoint == host(gpus=16).checkpoint == 2 * 14 * N == pytest.approx(112.6e9, abs=0.1e9)
+    assert host(algorithm=BAPO_GRPO).checkpoint == 14 * N
+    assert host({"ds.lora.rank": 4, "ds.lora.target_modules": ["q_proj"]}).checkpoint == 2 * (
+        2 * N + 12 * 36 * 4 * (2560 + 4096)
+    )
+
+
+def test_the_page_has_a_row_for_each_number_of_gpus(capsys):
+    config = str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
+    assert main.run(["plan", "--config", config, "--gpus", "8", "16"]) == 0
+    lines = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if "Qwen3-4B" in line]
+    rows = [[cell.strip() for cell in row] for row in lines if len(row) == 8]
+    assert [row[1] for row in rows] == ["8", "16"]
+    assert rows[1] == ["Qwen3-4B", "16", "64.4", "0.0", "48.3", "48.3", "160.9", "112.6"]
