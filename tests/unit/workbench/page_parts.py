@@ -16,11 +16,11 @@ VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: its elements, each with its attributes, depth of open elements, and text."""
+    """A page taken apart: its whole text, and its elements, each with its attributes and text."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.elements, self.text, self.open, self.texts = [], "", [], {}
+        self.elements, self.text, self.open, self.texts = [], text, [], {}
         self.feed(text)
         self.close()
         assert not self.open

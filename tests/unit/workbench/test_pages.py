@@ -16,12 +16,9 @@ from bapo_openrlhf.workbench.pages import charts, colours, curves, figure
 from bapo_openrlhf.workbench.pages.curves import Curve, Key
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, save_svg, specification
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration, number, smooth, smoothing_width
+from bapo_openrlhf.workbench.pages.text import duration, many, number, size, smooth, smoothing_width
 
 VALUES = st.lists(st.floats(-10, 10), min_size=1, max_size=60).map(lambda ys: pd.Series(ys, range(1, len(ys) + 1)))
-
-
-# ── curves ──
 
 
 @given(st.dictionaries(st.integers(1, 60), st.floats(-10, 10), min_size=1), st.integers(1, 9))
@@ -55,12 +52,18 @@ def test_smoothing_is_a_centred_average_of_a_tenth(values):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (0.0312, "0.0312 s"), (1.57, "1.57 s"), (42.4, "42 s"), (59.6, "1 min"), (208, "3 min 28 s"),
-     (3580, "59 min 40 s"), (3599.6, "1 h"), (7549, "2 h 6 min"), (97200, "1 d 3 h"), (172800, "2 d")],
+    ("write", "texts"),
+    [
+        (duration, {0: "0 s", 0.0312: "0.0312 s", 1.57: "1.57 s", 42.4: "42 s", 59.6: "1 min", 208: "3 min 28 s",
+                    3580: "59 min 40 s", 3599.6: "1 h", 7549: "2 h 6 min", 97200: "1 d 3 h", 172800: "2 d"}),
+        (number, {None: "–", 0: "0", 3.0: "3", 1234567: "1,234,567", 0.123456: "0.1235", 1234.5: "1,234", "a": "a",
+                  float("nan"): "–", -0.5: "-0.5"}),
+        (size, {512: "512 B", 1024: "1.0 KiB", 2**50: "1024.0 TiB"}),
+        (lambda count: many(count, "step"), {0: "0 steps", 1: "1 step", 2: "2 steps"}),
+    ],
 )  # fmt: skip
-def test_durations_as_people_write_them(seconds, text):
-    assert duration(seconds) == text
+def test_numbers_for_people(write, texts):
+    assert {value: write(value) for value in texts} == texts
 
 
 @given(VALUES, st.integers(1, 20))
@@ -81,16 +84,12 @@ def test_the_table_of_curves_has_a_row_for_each_place():
     assert curves.curves_in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: ")
 
 
-# ── charts ──
-
-
 def test_stacks_end_where_the_next_begins():
     parts = ({1: 2.0, 2: 3.0}, {2: 4.0}, {1: 5.0})
     stack = [Curve(Key("", "red", shape="area"), pd.Series(values)) for values in parts]
     data = charts.areas(stack, width=1, last_step=2, y="groups", top=9).data
     result = {(row.layer, row.x): (row.y, row.y2) for row in data.itertuples() if row.x != 1.5}
-    assert result["0", 0.5] == (0, 2.0)
-    assert (result["1", 0.5], result["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
+    assert result["0", 0.5] == (0, 2.0) and (result["1", 0.5], result["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
     assert (result["0", 2.5], result["1", 2.5], result["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
 
 
@@ -142,30 +141,12 @@ def test_an_svg_defines_the_colours_that_it_uses(tmp_path):
     assert set(re.findall(r"var\(--([\w-]+)\)", ElementTree.tostring(svg, encoding="unicode"))) <= defined
 
 
-# ── colours and text ──
-
-
-def test_every_colour_is_defined_for_both_themes():
+def test_every_colour_is_defined_for_both_themes_and_every_source_and_state_has_a_label():
     code = "".join(inspect.getsource(module) for module in (charts, colours, figure))
     named = set(re.findall(r"var\(--([a-z-]+)\)", code)) | {name[6:-1] for name in colours.PALETTE}
     assert named <= set(colours.LIGHT) and set(colours.DARK) < set(colours.LIGHT)
-
-
-def test_every_source_and_every_state_has_a_label():
     assert tuple(colours.SOURCE_LABELS) == SOURCES
     assert set(colours.STATE_LABELS) == {*STATES, FAILED, *colours.REASON_COLOURS}
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "–"), (0, "0"), (3.0, "3"), (1234567, "1,234,567"), (0.123456, "0.1235"), (1234.5, "1,234"), ("a", "a"),
-     (float("nan"), "–"), (-0.5, "-0.5")],
-)  # fmt: skip
-def test_numbers_for_people(value, text):
-    assert number(value) == text
-
-
-# ── tables ──
 
 
 def test_a_table_as_markdown():

@@ -45,30 +45,21 @@ def test_a_group_with_a_prefix_says_nothing_of_its_prompt(rows, random):
     assert list(frame.get("uid", [])) == [row["uid"] for row in marked if row["source"] != "prefixed"]
 
 
-# ── a run's metrics ──
-
-
-def test_a_curve_has_the_finite_numbers():
+def test_a_curve_has_the_finite_numbers_and_over_another_metric_the_steps_that_have_both():
     values = [0.5, None, float("nan"), float("inf"), True, "x", 2]
     rows = [{"step": step, "a": value} for step, value in enumerate(values, start=1)] + [{"step": 8}]
-    assert run_of(rows).curve("a").to_dict() == {1: 0.5, 7: 2.0}
-    assert run_of(rows).total("a") == 2.5
+    assert run_of(rows).curve("a").to_dict() == {1: 0.5, 7: 2.0} and run_of(rows).total("a") == 2.5
     assert run_of(rows).curve("b").empty and run_of(rows).total("b") == 0
-
-
-def test_a_curve_over_another_metric_has_the_steps_that_have_both():
-    rows = [{"step": 1, "a": 1, "b": 10}, {"step": 2, "a": 2}, {"step": 3, "b": 3}, {"step": 4, "a": 4, "b": 40}]
-    run = run_of(rows)
-    assert run.curve("a", over="b").to_dict() == {10: 1, 40: 4} and run.curve("a", over="c").empty
+    both = run_of(
+        [{"step": 1, "a": 1, "b": 10}, {"step": 2, "a": 2}, {"step": 3, "b": 3}, {"step": 4, "a": 4, "b": 40}]
+    )
+    assert both.curve("a", over="b").to_dict() == {10: 1, 40: 4} and both.curve("a", over="c").empty
 
 
 def test_seconds_add_up_until_one_is_missing():
     rows = [{"step": k, "timing/step_total": seconds} for k, seconds in enumerate((1800, 5400, None, 60), start=1)]
     assert run_of(rows).curve("seconds").to_dict() == {1: 1800, 2: 7200}
     assert run_of([{"step": 1}]).curve("seconds").empty
-
-
-# ── accuracy ──
 
 
 def latest(groups, step):
@@ -149,18 +140,12 @@ def test_unlocked_prompts_are_a_share_of_those_that_were_asked_again():
     assert "solved 2 of these (67%), the latest group 0 (0%). In the paper, 3 passes " in three
 
 
-def test_a_prompt_is_in_the_bin_that_is_nearest():
+def test_a_prompt_is_in_the_bin_that_is_nearest_if_rewards_are_between_0_and_1():
     means = {"a": 0, "b": 1, "c": 0.125, "d": 0.0624, "e": 0.5}
     groups = [{"step": 1, "prompt": p, "source": "fresh", "mean": mean, "responses": 8} for p, mean in means.items()]
     assert accuracy.passes(groups_frame(groups)).loc["first"].tolist() == [2, 1, 0, 0, 1, 0, 0, 0, 1]
-
-
-def test_bins_are_for_rewards_between_0_and_1():
     for means, fit in (((0, None, 1), True), ((-0.1,), False), ((1.5,), False)):
         assert bool(accuracy.why_no_bins(run_of(groups=[{"mean": mean} for mean in means]))) is not fit
-
-
-# ── groups and cost ──
 
 
 def test_every_group_has_its_end():
@@ -192,11 +177,7 @@ def test_what_was_spent_until_a_reward_was_reached():
     run = run_of(rows)
     assert opening.spent_until(run, "rollouts/total", 0.5) == 50
     assert opening.spent_until(run, "rollouts/total", 0.85) == 90  # the mean of the last two: 0.8 and 0.9
-    assert opening.spent_until(run, "rollouts/total", 0.86) is None
-    assert opening.spent_until(run, "seconds", 0.1) is None
-
-
-# ── the theorem's conditions ──
+    assert opening.spent_until(run, "rollouts/total", 0.86) is None and opening.spent_until(run, "seconds", 0.1) is None
 
 
 def theory_rows(count=4, **changes):
@@ -231,6 +212,8 @@ def test_conditions_name_the_steps_where_they_did_not_hold():
     assert result["range filter"] == (True, [])
     assert result["at most 1/G"] == (None, [])  # G is not known without groups
     assert judged(theory_rows(), **{"adapt.max_shift_fresh": 4e-4})["on X1"] == (True, [])  # the limit is allowed
+    older = [{key: value for key, value in row.items() if key != "shift/fresh"} for row in theory_rows()]
+    assert judged(older, **{"adapt.max_shift_fresh": None, "adapt.max_tv_fresh": 0.25})["on X1"] == (None, [])
     nothing = {f"theory/k{number}": None for number in (1, 2, 3)}  # of a method that the theorem does not cover
     for constants in ({}, nothing):
         assert conditions.conditions(run_of([{"step": 1, "reward/fresh_mean": 0.5, **constants}])) == []
@@ -241,11 +224,6 @@ def test_responses_to_hard_prompts_may_be_of_an_earlier_policy():
     changes = {"tv/reevaluated": [0.1] * 4, "shift/reevaluated": [0.0, 0.02, 0.0, 0.0]}
     assert judged(theory_rows(**changes))["X2 was"] == (False, [2])
     assert judged(theory_rows(**changes | {"shift/reevaluated": [0.0] * 4}))["X2 was"] == (True, [])
-
-
-def test_a_run_of_an_older_version_has_limits_that_nothing_is_compared_with():
-    rows = [{key: value for key, value in row.items() if key != "shift/fresh"} for row in theory_rows()]
-    assert judged(rows, **{"adapt.max_shift_fresh": None, "adapt.max_tv_fresh": 0.25})["on X1"] == (None, [])
 
 
 def test_thresholds_must_be_inside_and_in_order_and_constants_finite_and_positive():
@@ -297,9 +275,6 @@ def test_step_ranges_say_the_first_steps_and_count_the_others(steps):
     assert len(ranges) == min(8, sum(step - 1 not in steps for step in steps))  # steps in a row are one range
 
 
-# ── prompts and configuration ──
-
-
 def answer(prompt, kind, step, text="text"):
     reward = float(kind == "solved")
     return {"step": step, "prompt": prompt, "kind": kind, "text": text, "label": 7, "response": "r", "reward": reward}
@@ -333,8 +308,7 @@ def test_what_tells_texts_apart(start, middles, end):
     parts = answers.telling_parts(texts)
     cut = len(texts[0]) - len(parts[0])
     left = next(n for n in range(cut + 1) if texts[0][n:].startswith(parts[0]) and rebuilt(texts, parts, n, cut - n))
-    assert rebuilt(texts, parts, left, cut - left)
-    assert len(set(parts)) == len(texts)
+    assert rebuilt(texts, parts, left, cut - left) and len(set(parts)) == len(texts)
     assert "" in parts or (len({part[0] for part in parts}) > 1 and len({part[-1] for part in parts}) > 1)
 
 
@@ -348,9 +322,6 @@ def test_alone_a_text_is_told_whole():
     for texts in ([], ["same"], ["same", "same"]):
         assert answers.telling_parts(texts) == texts
     assert answers.telling_parts(["<s>Use 1 2 = 3</s>", "<s>Use 4 5 = 9</s>"]) == ["1 2 = 3", "4 5 = 9"]
-
-
-# ── engine and actor ──
 
 
 def test_the_gap_is_the_mean_of_the_steps_that_measured_it_right_after_a_sync():

@@ -1,6 +1,7 @@
 """The report as a page: one file that loads nothing, says everything in words too, and shows hostile text as text."""
 
 import json
+import re
 
 import pytest
 from page_parts import Page, in_browser, layout, needs_browser
@@ -70,26 +71,15 @@ def write_run(folder, *, steps=6, adapted=True, critic=True, groups=True, answer
     return folder
 
 
+def page_of(*folders):
+    return Page(sections.make_page(read_runs(folders)))
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def parsed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     second = write_run(folder / "plain", adapted=False, critic=False, name=f"plain {HOSTILE}", steps=4)
-    return read_runs([write_run(folder / "adapted"), second])
-
-
-@pytest.fixture(scope="module")
-def html(runs):
-    return sections.make_page(runs)
-
-
-@pytest.fixture(scope="module")
-def parsed(html):
-    return Page(html)
-
-
-def page_of(*folders):
-    text = sections.make_page(read_runs(folders))
-    return Page(text), text
+    return page_of(write_run(folder / "adapted"), second)
 
 
 def section_of(runs, anchor):
@@ -110,10 +100,9 @@ def change_info(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-# ── one file, well made ──
-
-
-def test_nothing_is_loaded(parsed, html):
+def test_nothing_is_loaded_and_no_script_may_run(parsed):
+    (meta,) = [meta for meta in parsed.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert meta["content"].startswith("default-src 'none';") and "script-src" not in meta["content"]
     loading = {"link", "img", "iframe", "object", "embed", "base", "form", "image", "script"}
     assert not {tag for tag, _ in parsed.elements} & loading
     for tag, attributes in parsed.elements:
@@ -123,13 +112,7 @@ def test_nothing_is_loaded(parsed, html):
         assert not [name for name in attributes if name.startswith("on")], attributes
         assert "url(" not in (attributes.get("style") or "") and "javascript:" not in str(attributes).lower()
     style = "".join(parsed.words("style"))
-    assert "url(" not in style and "@import" not in style
-    assert "http://" not in html and "https://" not in html
-
-
-def test_no_script_may_run(parsed):
-    (meta,) = [meta for meta in parsed.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    assert meta["content"].startswith("default-src 'none';") and "script-src" not in meta["content"]
+    assert "url(" not in style and "@import" not in style and not re.search("https?://", parsed.text)
 
 
 def test_what_is_pointed_to_is_there_once(parsed):
@@ -148,12 +131,9 @@ def test_charts_speak(parsed):
     assert all("<table" in inside for inside in figures)
 
 
-# ── hostile text ──
-
-
-def test_texts_of_models_and_data_sets_are_shown_as_text(parsed, html):
-    assert "\x00" not in html and "\x1b" not in html
-    html.encode("utf-8")  # no lone surrogate
+def test_texts_of_models_and_data_sets_are_shown_as_text(parsed):
+    assert not {"\x00", "\x1b"} & set(parsed.text)
+    parsed.text.encode("utf-8")  # no lone surrogate
     shown = " ".join(SHOWN.split())
     assert sum(shown in words for words in parsed.words("pre")) >= 4  # prompt, label, response
     assert any(shown in words for words in parsed.words("td"))  # configuration, command
@@ -168,20 +148,16 @@ def test_names_of_runs_never_reach_a_drawing(tmp_path, monkeypatch):
     assert specs and not [spec for spec in specs if "run <" in spec]
 
 
-# ── what may be missing ──
-
-
 def test_a_row_with_nothing_but_its_step_is_a_run(tmp_path, undrawn):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    result, _ = page_of(tmp_path)
+    result = page_of(tmp_path)
     assert result.all("figure") == [] and result.words("h2")[:2] == ["Outcome", "At a glance"]
 
 
 def test_what_a_run_does_not_do_is_left_out(tmp_path, undrawn):
-    _, text = page_of(write_run(tmp_path / "run", adapted=False, critic=False, groups=False, answers=False))
-    words = Page(text).words("h2")
-    assert "Theory monitor" not in words and "Buffers, thresholds, staleness" not in words
-    assert "there is no groups.jsonl" in text and "answers.jsonl is not there" in text
+    result = page_of(write_run(tmp_path / "run", adapted=False, critic=False, groups=False, answers=False))
+    assert not {"Theory monitor", "Buffers, thresholds, staleness"} & {*result.words("h2")}
+    assert "there is no groups.jsonl" in result.text and "answers.jsonl is not there" in result.text
 
 
 def test_numbers_of_a_method_and_of_a_reward_function(tmp_path, undrawn):
@@ -203,24 +179,21 @@ def test_numbers_that_are_none(tmp_path, undrawn):
     write_rows(folder, nothing)
     groups = [row | {"mean": float("nan")} for row in rows_in(folder, record.GROUPS)]
     write_rows(folder, groups, record.GROUPS)
-    result, text = page_of(folder)
-    assert result.all("figure") == [] and "no group of the run has a mean reward" in text
+    result = page_of(folder)
+    assert result.all("figure") == [] and "no group of the run has a mean reward" in result.text
 
 
 def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
     folder = write_run(tmp_path / "run", steps=3)
     change_info(folder, total_steps=9, resumed=["2026-01-02T03:04"])
     (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"step": 4, "rew')
-    words = " ".join(page_of(folder)[0].words("section"))
+    words = " ".join(page_of(folder).words("section"))
     assert "3 of 9" in words and "has no summary.json" in words
     assert "resumed 1 time(s), last at 2026-01-02T03:04" in words
     ended = {"how": "stopped", "at": "2026-01-02T03:04", "status": 143, "text": "stopped by SIGTERM after step 3"}
     change_info(folder, ended=ended)
-    words = " ".join(page_of(folder)[0].words("section"))
+    words = " ".join(page_of(folder).words("section"))
     assert "run: stopped by SIGTERM after step 3" in words and "has no summary.json" not in words
-
-
-# ── several runs ──
 
 
 def encoding_of(drawn, layer):
@@ -249,7 +222,9 @@ def test_differences_of_the_flags_come_first(tmp_path, undrawn):
 
 
 def test_the_cost_of_others_is_a_ratio_to_the_first(tmp_path, undrawn):
-    runs = read_runs([write_run(tmp_path / "a", steps=4), write_run(tmp_path / "b", steps=6)])
+    folders = [write_run(tmp_path / str(steps), steps=steps, name="same") for steps in (4, 6)]
+    runs = read_runs(folders)
+    assert [run.name for run in runs] == [str(folder) for folder in folders]  # runs of one name are told apart
     rows = {row[0]: row[1:] for row in section_of(runs, "cost").tables[0].rows}
     assert rows["responses generated"] == ["128", "192 (× 1.50)"]
     assert rows["time: generation"] == ["8 s (66.7%)", "12 s (66.7%, × 1.50)"]
@@ -273,9 +248,6 @@ def test_far_groups_are_in_a_sentence_at_the_top(tmp_path, undrawn):
     assert "a TV distance of 0.56 in 6 steps" in said and f"mine: {said}" in section_of([run], "overview").notes
 
 
-# ── the command ──
-
-
 def test_the_command_writes_the_page(tmp_path, undrawn, capsys):
     folder = write_run(tmp_path / "run")
     assert command(["report", str(folder)]) == 0
@@ -285,11 +257,6 @@ def test_the_command_writes_the_page(tmp_path, undrawn, capsys):
     target = tmp_path / "new" / "page.html"
     assert command(["report", str(folder), "--output", str(target)]) == 0
     assert target.read_text(encoding="utf-8") == (folder / "report.html").read_text(encoding="utf-8")
-
-
-def test_two_runs_of_one_name_are_told_apart(tmp_path):
-    folders = [write_run(tmp_path / name, name="same") for name in "ab"]
-    assert [run.name for run in read_runs(folders)] == [str(folder) for folder in folders]
 
 
 def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
@@ -312,9 +279,6 @@ def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
         assert out == "" and all(word in line for word in words), line
 
 
-# ── the first screen ──
-
-
 def evaluated_run(folder, *sets):
     rows = [{"step": step, **{f"eval_{name}_pass1": step / 10 for name in sets}} for step in (2, 4)]
     write_rows(folder, rows, record.EVALUATIONS)
@@ -328,27 +292,26 @@ def test_held_out_evaluations_come_first(tmp_path, undrawn):
     assert first.figures[0].table.rows == [[2, 0.2, 0.2], [4, 0.4, 0.4]]
     first, *_ = sections.build(read_runs([one, other]))
     assert [[key.name for key in shown.keys] for shown in first.figures] == [["a", "b"]] * 3  # each set, and the reward
-    text = page_of(one)[1]
-    assert "sums 0.200 to 0.400" in Page(text).words("p")[0]
+    assert "sums 0.200 to 0.400" in page_of(one).words("p")[0]
 
 
 def test_a_run_that_trained_nothing_says_why_at_the_top(tmp_path, undrawn):
     folder = write_run(tmp_path / "run", steps=3)
     rows = [row | {"groups/with_signal": 0, "skipped_update": 1} for row in rows_in(folder)]
     write_rows(folder, rows)
-    assert nothing_trained(rows, "gae") in page_of(folder)[0].words("p")[0]
+    assert nothing_trained(rows, "gae") in page_of(folder).words("p")[0]
 
 
 @needs_browser
-def test_in_a_browser_no_text_is_run(html, tmp_path):
-    assert not in_browser(html, tmp_path).words("title")[0].startswith("owned")
+def test_in_a_browser_no_text_is_run(parsed, tmp_path):
+    assert not in_browser(parsed.text, tmp_path).words("title")[0].startswith("owned")
 
 
 @needs_browser
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (500, 844)])
-def test_in_a_browser_nothing_is_cut_and_the_first_screen_has_a_chart(html, tmp_path, width, height):
+def test_in_a_browser_nothing_is_cut_and_the_first_screen_has_a_chart(parsed, tmp_path, width, height):
     """500 pixels are the least that Chromium takes without a phone's screen."""
-    found = layout(html, tmp_path, width)
+    found = layout(parsed.text, tmp_path, width)
     assert found["wide"] <= 0 and found["broken"] == []
-    runs = read_runs([evaluated_run(write_run(tmp_path / "run"), "sums")])
-    assert layout(sections.make_page(runs), tmp_path, width)["first"] <= height
+    page = page_of(evaluated_run(write_run(tmp_path / "run"), "sums"))
+    assert layout(page.text, tmp_path, width)["first"] <= height

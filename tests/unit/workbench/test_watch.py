@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.follow import Seen
 from bapo_openrlhf.workbench.findings import staleness_findings
-from bapo_openrlhf.workbench.watch import picture, warnings
+from bapo_openrlhf.workbench.watch import curve, picture, warnings
 
 WIDTHS = (60, 80, 200)
 
@@ -64,9 +63,6 @@ def section(lines, label):
     start = next(i for i, line in enumerate(lines) if line.startswith(label))
     end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
     return " ".join(" ".join(lines[start:end]).split())
-
-
-# ── The picture ──
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -195,8 +191,7 @@ def test_warnings_that_matter():
     rows[2]["skipped_update"] = rows[20]["skipped_update"] = 1
     rows[3]["groups/failed"] = 5  # too long ago
     rows[12]["groups/failed"] = 2
-    rows[13]["groups/failed"] = 1
-    rows[13]["groups/nonfinite"] = 1
+    rows[13] |= {"groups/failed": 1, "groups/nonfinite": 1}
     seen = Seen("x", rows, RUN, {}, 1000.0, "connection lost")
     parts = ["connection lost", "no new step for 16 min 40 s, but a step takes 2 s", "2 of 30 updates .* step 21",
              "3 groups .* 20 steps: no reward", "1 group .* 20 steps: log-probs"]  # fmt: skip
@@ -214,7 +209,29 @@ def test_what_others_wrote_cannot_steer_the_terminal():
     assert "[bold red]n[/]" in text and "a b" in text
 
 
-# ── The curve ──
+def dots(lines):
+    """Heights of the dots in each column, from above."""
+    result = {}
+    for row, text in enumerate(lines):
+        for column, char in enumerate(text):
+            bits = ord(char) - 0x2800 if char != " " else 0
+            # Unicode 2800: dots 1-3 and 7 are the left column from above, 4-6 and 8 the right one.
+            for bit, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
+                if bits >> bit & 1:
+                    result.setdefault(2 * column + x, set()).add(4 * row + y)
+    return result
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 500])
+def test_the_curve_goes_through_the_values(count):
+    values, wide, tall = np.random.default_rng(count).random(count).tolist(), 2 * 40, 4 * 6  # dots
+    actual = dots(curve(values, 0.0, 1.0, columns=40, height=6))
+    assert sorted(actual) == list(range(wide))
+    for x, value in enumerate(np.interp(np.linspace(0, count - 1, wide), range(count), values)):
+        heights = sorted(actual[x])
+        assert any(abs(y - (1 - value) * (tall - 1)) <= 0.5 + 1e-9 for y in heights)
+        assert heights == list(range(heights[0], heights[-1] + 1)), "no gaps"
+        assert x == 0 or min(abs(a - b) for a in heights for b in actual[x - 1]) <= 1
 
 
 def test_axes_of_the_curve():
@@ -232,9 +249,6 @@ def test_a_flat_curve_and_a_long_one():
     assert any("0.25" in line for line in flat) and len([line for line in flat if "┤" in line]) >= 3
     labelled = [line for line in lines_of(Seen("x", make_rows(10_000), RUN)) if "┤" in line]
     assert 0 <= float(labelled[-1].split("┤")[0]) < 0.2 and 0.8 < float(labelled[0].split("┤")[0]) <= 1
-
-
-# ── The command ──
 
 
 @pytest.fixture
@@ -305,8 +319,7 @@ class Terminal:
         return self.output[start:]
 
     def close(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait(60)
         os.close(self.master)
 
@@ -337,8 +350,7 @@ def test_live(terminal, folder):
     assert len(longest) <= 60, longest
     os.write(shell.master, b"\x03")
     shell.until(re.escape("\x1b[?25h"))  # the cursor is back
-    assert shell.process.wait(60) == 0
-    assert "Traceback" not in shell.output and "\x1b[?1049h" not in shell.output
+    assert shell.process.wait(60) == 0 and "Traceback" not in shell.output and "\x1b[?1049h" not in shell.output
 
 
 def test_live_from_before_the_run_has_a_folder_until_its_end(terminal, tmp_path):
@@ -353,8 +365,7 @@ def test_live_from_before_the_run_has_a_folder_until_its_end(terminal, tmp_path)
     shell.until(r"0/60 steps")
     write(folder, make_rows(5))
     (folder / "summary.json").write_text(json.dumps({"steps": 5}))
-    assert "finished" in shell.until(r"5/60 steps, which took 10 s")
-    assert shell.process.wait(60) == 0
+    assert "finished" in shell.until(r"5/60 steps, which took 10 s") and shell.process.wait(60) == 0
 
 
 def test_evaluations_are_told_from_the_first_to_the_last():
