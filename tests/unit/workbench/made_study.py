@@ -6,16 +6,8 @@ from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study.data import StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Claim, Study
 
-METHODS = {
-    "plain": ("GRPO", "PPO"),
-    "bapo": ("BAPO-GRPO", "BA-PPO"),
-    "bapo_without_x2": ("BAPO-GRPO without X2", "BA-PPO without X2"),
-    "bapo_without_x3": ("BAPO-GRPO without X3", "BA-PPO without X3"),
-    "mopps": ("MoPPS", "MoPPS"),
-    "dots": ("DOTS", "DOTS"),
-    "repo": ("RePO", "RePO"),
-    "remix": ("ReMix", "ReMix"),
-}
+METHODS = {"plain": ("GRPO", "PPO"), "bapo": ("BAPO-GRPO", "BA-PPO"), "mopps": ("MoPPS", "MoPPS")}
+METHODS |= {name: (name, name) for name in ("bapo_without_x2", "bapo_without_x3", "dots", "repo", "remix")}
 
 
 def make_arms(methods=tuple(METHODS), paths=("group", "critic")):

@@ -51,20 +51,14 @@ def rows_by_name(table):
 ABOVE = Claim("BAPO ends above GRPO", "Table 1", "bapo-group", "plain-group", "accuracy")
 
 
-# ── numbers ──
-
-
-def curve(points):
-    return pandas.Series(dict(points), dtype=float)
-
-
 def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
-    curves = [[(0, 0.0), (12, 12.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)], []]
-    result = data.band([curve(points) for points in curves])
+    points = ({0: 0.0, 12: 12.0}, {0: 1.0, 5: 1.0}, {0: 2.0, 10: 2.0}, {0: 5.0}, {})
+    curves = [pandas.Series(one, dtype=float) for one in points]
+    result = data.band(curves)
     assert list(result.index) == [0, 5, 10]  # at 12 only one of four is known, and the empty one does not count
     assert list(result.loc[0, ["low", "median", "high"]]) == list(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
     assert list(result.loc[10, ["low", "median", "high"]]) == [4, 6, 8]  # quartiles of 10 and 2
-    assert data.band([]).empty and data.band([curve([])]).empty
+    assert data.band([]).empty and data.band(curves[-1:]).empty
 
 
 def test_pooled_seeds_are_means_of_metrics_and_all_groups():
@@ -162,9 +156,6 @@ def test_an_interrupted_run_has_no_final_accuracy():
     assert "BAPO-GRPO: no run of seed 1, 2" in words
     ended = replace(halfway, run=replace(halfway.run, summary={"steps": 4}))
     assert Results(study_of(), [ended]).final.to_numpy().tolist() == [[0.9]]
-
-
-# ── verdicts ──
 
 
 def sides(ours, theirs, make):
@@ -304,9 +295,6 @@ def test_a_claim_about_an_arm_that_is_not_there():
     assert result.holds is None and "nothing-group" in result.notes[0]
 
 
-# ── tables ──
-
-
 def test_the_tests_against_the_baseline():
     others = [Arm(name, "group", name, {}) for name in "xy"]
     runs = [run_of(PLAIN, seed, [0.2]) for seed in (1, 2, 3)]
@@ -323,10 +311,11 @@ def test_the_tests_against_the_baseline():
 def test_one_pair_has_no_p_and_rounding_is_no_difference():
     """0.3 in percent is not three times 0.1 in percent. Three pairs beside the one are one test and not two."""
     other, third = (Arm(name, "group", name, {}) for name in "xy")
-    runs = [run_of(PLAIN, 1, [0.2]), run_of(other, 1, [0.1 + 0.1 + 0.1 - 0.1])]
+    runs = [run_of(PLAIN, 1, [0.1 + 0.1 + 0.1 - 0.1]), run_of(other, 1, [0.2])]
     (table,) = tables.tests(Results(study_of(arms=(PLAIN, other)), runs))
     (row,) = rows_by_name(table).values()
     assert (row["pairs"], row["better / equal / worse"], row["p"], row["p, Holm"]) == (1, "0 / 1 / 0", "–", "–")
+    assert row["difference, points"] == row["b, points"] == "+0.0"  # no minus before a zero
     assert "no p is below" not in table.title
     runs += [run_of(arm, seed, [0.2 + rise * seed]) for seed in (1, 2, 3) for arm, rise in ((PLAIN, 0), (third, 0.01))]
     (table,) = tables.tests(Results(study_of(arms=(PLAIN, other, third)), runs[1:]))
@@ -344,10 +333,6 @@ def test_summary_has_the_tables_as_markdown():
     for words in ("- commit: 0123abc\n", *missing, "3 of 5", "4,000", "6,000", "+10.0 points"):
         assert words in text
     assert "versions" not in text
-
-
-def test_no_minus_before_a_zero():
-    assert [tables.with_sign(value) for value in (-0.04, 0.0, 0.06, -0.06)] == ["+0.0", "+0.0", "+0.1", "-0.1"]
 
 
 def test_what_was_spent_until_the_target():
@@ -370,9 +355,6 @@ def test_the_overview_leaves_out_what_is_not_finished():
     assert row["seeds"] == "2 of 5" and row["b, %"] == "30.0" and row["responses generated"] == 400
     assert row["final accuracy, mean of the benchmarks, %"].startswith("30.0 [")
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(3)
-
-
-# ── figures ──
 
 
 def layers(figure):
@@ -457,16 +439,13 @@ def test_a_phase_that_an_arm_does_not_have_has_no_time():
     assert [row[1] for row in tables.seconds(Results(study_of(), runs)).rows] == ["2 s (× 1.00)", "–"]
 
 
-# ── the page ──
-
-
 def test_text_is_shown_as_text():
     """All else that makes a page is the report's too, and tested there."""
     study = make_study(make_arms(("plain", "bapo")), seeds=(1, 2))
     study = replace(study, name=f"study {HOSTILE}", arms=(*study.arms, Arm("x", "group", HOSTILE, {"a.b": HOSTILE})))
-    html = page.make_study_page(Results(study, every_run(study, steps=6)), {"commit": HOSTILE, "versions": {}})
-    result = Page(html)
-    assert result.all("script") == [] and "\x00" not in html and "owned" in result.words("h1")[0]
+    provenance = {"commit": HOSTILE, "versions": {}}
+    result = Page(page.make_study_page(Results(study, every_run(study, steps=6)), provenance))
+    assert result.all("script") == [] and "\x00" not in result.text and "owned" in result.words("h1")[0]
     assert result.words("h2")[:3] == ["Outcome", "Claims", "At a glance"]
 
 
@@ -491,7 +470,7 @@ def test_verdicts_are_plain_and_on_top(undrawn):
 def test_the_page_of_an_unfinished_study(undrawn, make):
     study = make_study()
     runs = make(study)
-    words = " ".join(Page(page.make_study_page(Results(study, runs), {})).words("body")[0].split())
+    words = Page(page.make_study_page(Results(study, runs), {})).words("body")[0]
     assert f"{len(runs)} of 18 runs are there" in words
 
 
@@ -524,7 +503,7 @@ def test_evaluations_that_lack_a_benchmark(undrawn, two_arms):
     rows = [[{k: v for k, v in row.items() if "cd4" not in k} for row in run.evaluations] for run in runs]
     result = Results(study, [replace(run, evaluations=there) for run, there in zip(runs, rows, strict=True)])
     assert "cd4 is in none" in result.why_no_accuracy
-    words = " ".join(Page(page.make_study_page(result, {})).words("main")[0].split())
+    words = Page(page.make_study_page(result, {})).words("main")[0]
     assert f"No run has a final accuracy: {result.why_no_accuracy}." in words
 
 
@@ -535,5 +514,5 @@ def test_a_study_that_names_no_evaluations(undrawn, two_arms):
     result = Results(replace(study, evaluations=()), runs)
     assert result.final.empty and tables.tests(result) == []
     assert [row[3] for row in tables.overview(result).rows] == ["–", "–"]
-    words = " ".join(Page(page.make_study_page(result, {})).words("main")[0].split())
+    words = Page(page.make_study_page(result, {})).words("main")[0]
     assert "No run has a final accuracy: the study names no evaluations." in words

@@ -70,8 +70,7 @@ def test_all_are_run_and_none_twice(tmp_path):
     assert (outcome.done, outcome.failed, outcome.left) == (4, [], 0)
     before = [(run.folder / "times").read_text() for run in planned]
     assert json.loads((planned[0].folder / "command.json").read_text()) == list(planned[0].words)
-    assert go(planned).done == 4
-    assert [(run.folder / "times").read_text() for run in planned] == before
+    assert go(planned).done == 4 and [(run.folder / "times").read_text() for run in planned] == before
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
@@ -86,16 +85,13 @@ def test_so_many_at_a_time(tmp_path, parallel):
 
 
 def test_a_run_that_fails_is_named_and_tried_again(tmp_path):
+    """A status other than 0 is a failure, whatever was written."""
     planned = plan(STUDY, tmp_path)
+    assert go(plan(STUDY, tmp_path / "other")[:1], STATUS="1").failed == ["plain-group-s3"]
     outcome = go(planned, FAIL="bapo-critic-s3")
     assert (outcome.done, outcome.failed, outcome.left) == (3, ["bapo-critic-s3"], 0)
     assert "broken" in (planned[1].folder / "output.log").read_text()
-    outcome = go(planned)
-    assert (outcome.done, outcome.failed) == (4, [])
-
-
-def test_a_status_other_than_0_is_a_failure_whatever_was_written(tmp_path):
-    assert go(plan(STUDY, tmp_path)[:1], STATUS="1").failed == ["plain-group-s3"]
+    assert go(planned).done == 4
 
 
 def test_time_runs_out(tmp_path):
@@ -129,7 +125,6 @@ def test_a_flag_may_be_written_otherwise(tmp_path, one, other, same):
 
 
 def test_a_study_may_be_moved(tmp_path):
-    """The study's folder may be moved, and also the project's folder with its configuration files."""
     go(plan(Study("tiny", ARMS, seeds=(3,), config=("/here/quickstart.yaml",)), tmp_path / "old"))
     (tmp_path / "old").rename(tmp_path / "new")
     moved = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/quickstart.yaml",)), tmp_path / "new")
@@ -151,9 +146,6 @@ def test_what_was_started_is_stopped_with_the_study(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, callback=interrupt)
     assert processes[0].poll() is not None
-
-
-# ── progress ──
 
 
 def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
@@ -197,9 +189,6 @@ def test_a_line_for_a_run_that_has_ended_well(tmp_path, capsys, summary, says):
         seen([], [planned[0]])
     line = capsys.readouterr().err.strip()
     assert "; plain-group-s3: " in line and says in line and "steps took" not in line.replace(says, "")
-
-
-# ── table ──
 
 
 def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
@@ -304,18 +293,26 @@ class TestContent:
         return go
 
     @pytest.mark.parametrize(
-        ("file", "old", "new", "says"),
+        ("file", "old", "new", "run", "says"),
         [
-            ("base.yaml", "lr: 1.0e-4", "lr: 1.0e-6", "actor.adam.lr 0.0001 (now 1e-06)"),
-            ("reward.py", "1.0", "0.0", "reward.remote_url blake2b "),
+            ("base.yaml", "lr: 1.0e-4", "lr: 1.0e-6", "s1", "actor.adam.lr 0.0001 (now 1e-06)"),
+            ("reward.py", "1.0", "0.0", "s1", "reward.remote_url blake2b "),
+            (
+                "out/runs/bapo-group-s2/run.json",
+                '"data.max_len": 48',
+                '"data.max_len": 40',
+                "s2",
+                "data.max_len 40 (now 48)",
+            ),
         ],
     )
-    def test_an_edited_file_is_refused(self, study, file, old, new, says):
+    def test_an_edited_file_is_refused(self, study, file, old, new, run, says):
+        """Every run is compared."""
         assert study() == (0, [])
         Path(file).write_text(Path(file).read_text().replace(old, new))
         status, [error] = study()
         assert status == 2
-        assert error.startswith(f"error: study: run bapo-group-s1 in {Path.cwd()}/out/runs was started with {says}")
+        assert error.startswith(f"error: study: run bapo-group-{run} in {Path.cwd()}/out/runs was started with {says}")
 
     def test_a_check_says_what_would_run_and_runs_nothing(self, study):
         assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 2 are done"])
@@ -332,12 +329,6 @@ class TestContent:
         for switch, status in (("false", 0), ("true", 2)):
             file.write_text(f"{rest}methods: {{plain: {{{words}{switch}}}}}}}\n")
             assert study("--check")[0] == status
-
-    def test_every_run_is_compared(self, study):
-        file = Path("out/runs/bapo-group-s2/run.json")
-        file.write_text(file.read_text().replace('"data.max_len": 48', '"data.max_len": 40'))
-        status, [error] = study()
-        assert status == 2 and "run bapo-group-s2" in error and "data.max_len 40 (now 48)" in error
 
     @pytest.mark.parametrize("text", ["", "[", "{}", "[1, 2]", "\xff"])
     def test_a_command_that_is_damaged(self, study, text):
