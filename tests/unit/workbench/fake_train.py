@@ -40,7 +40,6 @@ def row(step):
             "lost group": {"groups/fresh": 1},
             "failed group": {"groups/fresh": 1, "groups/failed": 1},
             "loss": {"policy_loss": float("nan")},
-            "no gradient": {},
             "engines": {"gap/kl": 0.0031},
             "few responses": {"rollouts/step": 14},
         }.get(fault, {})

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.workbench.evaluation import estimators
 
-# ── solved ──
-
 
 def test_only_full_marks_are_solved():
     scores = np.array([[1.0, 0.0, 0.25, 2.0], [0.0, 0.0, 0.0, 0.999]])
@@ -29,9 +27,6 @@ def test_a_response_whose_judge_failed_is_wrong_in_any_range():
         assert estimators.scores_of(rows, reward_range).tolist() == [[0.0, 1.0], [1.0, 1.0]]
 
 
-# ── pass@k ──
-
-
 def in_some(right, n, k):
     """Share of the subsets of k of n responses that hold a solved one. The first `right` responses are solved."""
     subsets = list(itertools.combinations(range(n), k))
@@ -43,6 +38,9 @@ def test_pass_at_k_is_the_share_of_all_subsets(n):
     for k in range(1, n + 1):
         result = estimators.pass_at_k(np.arange(n + 1), n, k)
         np.testing.assert_allclose(result, [in_some(c, n, k) for c in range(n + 1)], rtol=1e-13, atol=1e-15)
+    for k in (-1, 0, n + 1):
+        with pytest.raises(ValueError, match=f"k is {k}"):
+            estimators.pass_at_k(np.array([1]), n, k)
 
 
 @pytest.mark.parametrize(("n", "k"), [(32, 8), (256, 100), (1000, 500), (1000, 1)])
@@ -53,15 +51,6 @@ def test_pass_at_k_keeps_its_digits_for_many_runs(n, k):
         np.testing.assert_allclose(estimators.pass_at_k(np.array([c]), n, k), [float(exact)], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("k", [0, 5, -1])
-def test_k_is_within_the_runs(k):
-    with pytest.raises(ValueError, match=f"k is {k}"):
-        estimators.pass_at_k(np.array([1]), 4, k)
-
-
-# ── maj@n ──
-
-
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.booleans()), min_size=1, max_size=9))
 def test_majority_is_the_vote(responses):
     """The worth of a top answer is the share of solved responses that gave it, and top answers share the vote."""
@@ -70,9 +59,6 @@ def test_majority_is_the_vote(responses):
     worths = [Fraction(sum(s for a, s in responses if a == top), votes[top]) for top in tops]
     wanted = sum(worths) / len(worths) if worths else 0
     assert estimators.majority(*zip(*responses, strict=True)) == pytest.approx(float(wanted), abs=1e-12)
-
-
-# ── bootstrap ──
 
 
 def test_resampled_means_have_the_distribution_of_draws_with_replacement():

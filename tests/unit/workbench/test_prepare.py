@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from bapo_openrlhf import tasks, user_file
 from bapo_openrlhf.cli.main import run
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
 from bapo_openrlhf.workbench.prepare import build, source_rows
 from bapo_openrlhf.workbench.prepare.build import Preparation, prepare, read_manifest
@@ -82,36 +81,21 @@ def prepare_other(out, *path, task=TASK):
     return prepare(task, Preparation(out=out, local=dict(zip(["other"], path, strict=False)), parts=("other",)))
 
 
-# ── files ──
-
-
 def test_parts_of_one_source_share_it_out(tmp_path, prepare_all):
     manifest = prepare_all()
     train, held_out = lines(tmp_path / "out" / "train.jsonl"), lines(tmp_path / "out" / "held_out.jsonl")
     assert (len(train), len(held_out)) == (10, 5)
     questions = [row["input"] for row in train + held_out]
-    assert len(set(questions)) == 15
-    assert questions != sorted(questions)  # dealt in another order than published
+    assert len(set(questions)) == 15 and questions != sorted(questions)  # dealt in another order than published
     for row in train + held_out:
         number = int(row["id"].rsplit("-", 1)[1])
         assert row["input"] == f"question number {number - 1}" and row["label"] == str(number - 1)
         assert row["datasource"] == row["id"].split("-")[0]
     assert manifest["parts"]["train"]["left_over"] == 20 and manifest["parts"]["held_out"]["left_over"] == 25
-    # another seed deals otherwise, the same one alike
-    again = prepare_all(out=tmp_path / "again")
-    assert again["parts"]["train"]["sha256"] == manifest["parts"]["train"]["sha256"]
-    third = prepare_all(out=tmp_path / "third", seed=1)
-    assert third["parts"]["train"]["sha256"] != manifest["parts"]["train"]["sha256"]
-    assert third["parts"]["other"]["sha256"] == manifest["parts"]["other"]["sha256"]
-
-
-def test_half_of_a_surrogate_pair_is_rejected(tmp_path):
-    """No reader of the written file could read it, and Python cannot write it."""
-    path = tmp_path / "half.jsonl"
-    path.write_text('{"question": "what is \\ud835?", "gold": 1}\n{"question": "what is \\ud835\\udc65?", "gold": 2}\n')
-    manifest = prepare_other(tmp_path / "out", path)
-    assert manifest["parts"]["other"]["rejected"] == {"no valid Unicode": 1}
-    assert [row["input"] for row in lines(tmp_path / "out" / "other.jsonl")] == ["what is \U0001d465?"]
+    # the same seed deals alike, another one otherwise where it deals
+    for seed, changed in ((0, []), (1, ["held_out", "train"])):
+        again = prepare_all(out=tmp_path / f"again{seed}", seed=seed)["parts"]
+        assert sorted(part for part in again if again[part]["sha256"] != manifest["parts"][part]["sha256"]) == changed
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "folder", "splits"])
@@ -133,8 +117,6 @@ def test_formats_give_the_same_rows(tmp_path, kind):
     assert [(row["input"], row["label"]) for row in result] == [(row["question"], row["gold"]) for row in rows]
 
 
-# ── every row is counted ──
-
 ROWS = st.lists(
     st.one_of(
         st.builds(
@@ -143,6 +125,8 @@ ROWS = st.lists(
             st.sampled_from([1, 2, "x", None]),
         ),
         st.sampled_from(['{"question": 1', "[]", '{"gold": 3}', "", "\xff"]),
+        # half of a surrogate pair, which Python cannot write, and a whole one
+        st.sampled_from([r'{"question": "\ud835?", "gold": 1}', r'{"question": "\ud835\udc65?", "gold": 2}']),
     ),
     min_size=1,
     max_size=12,
@@ -157,6 +141,7 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     (folder / "rows.jsonl").write_bytes("\n".join(rows).encode("latin-1") + b"\n")
     entry = prepare_other(folder, folder / "rows.jsonl")["parts"]["other"]
     written, rejected = lines(folder / "other.jsonl"), lines(folder / "other.rejected.jsonl")
+    assert {row["input"] for row in written} <= {"first", "a b", "A  b", "c", "d", "\U0001d465?"}
     # an independent count
     expected, seen = Counter(), {}
     for row in rows:
@@ -175,6 +160,8 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
             expected["gold is empty"] += 1
         elif row["gold"] == "x":
             expected["label is no number"] += 1
+        elif row["question"] == "\ud835?":
+            expected["no valid Unicode"] += 1
         else:
             key = row["question"].replace(" ", "").lower()
             if key in seen:
@@ -207,9 +194,6 @@ def test_no_usable_row_is_an_error(tmp_path):
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"other.rejected.jsonl", "train.rejected.jsonl"}
 
 
-# ── again, and after an interruption ──
-
-
 def test_second_call_changes_nothing(tmp_path, prepare_all, monkeypatch):
     first = prepare_all()
     files = [tmp_path / "out" / f"{part}.jsonl" for part in TASK.parts]
@@ -222,13 +206,10 @@ def test_changes_are_noticed(tmp_path, other, prepare_all):
     first = prepare_all()
     path = tmp_path / "out" / "other.jsonl"
     path.write_text(path.read_text() + "\n")  # somebody edited the file
-    assert prepare_all() == first
-    assert len(path.read_text().splitlines()) == 4
+    assert prepare_all() == first and len(path.read_text().splitlines()) == 4
     jsonl(other, [{"question": "new", "gold": 1}])  # the data changed
     assert prepare_all()["parts"]["other"]["written"] == 1
-    # the data as it was, under another name: a copy is read for its digest, the hub is not asked
-    again = prepare_all(limits={"train": 2})
-    assert again["parts"]["train"]["written"] == 2
+    assert prepare_all(limits={"train": 2})["parts"]["train"]["written"] == 2
     for change in ({"seed": 3}, {"limits": {"train": 3}}, {"style": "loud"}):
         changed = prepare_all(**change)
         assert changed["parts"]["train"]["sha256"] != first["parts"]["train"]["sha256"], change
@@ -246,17 +227,6 @@ def test_another_version_of_the_task_makes_its_files_anew(tmp_path, other, chang
     loud = replace(TASK, file=file, prompts={"plain": lambda problem: problem.text.upper()})
     prepare_other(tmp_path / "out", other, task=loud)
     assert lines(tmp_path / "out" / "other.jsonl")[0]["input"] == "ANOTHER 0"
-
-
-def test_copy_takes_the_place_of_the_hub(tmp_path, other, monkeypatch):
-    import datasets
-
-    data = datasets.Dataset.from_list([{"question": "of the hub", "gold": 1}])
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: data)
-    prepare_other(tmp_path / "out")
-    manifest = prepare_other(tmp_path / "out", other)
-    assert manifest["parts"]["other"]["origin"]["from"] == str(other)
-    assert len(lines(tmp_path / "out" / "other.jsonl")) == 4
 
 
 def test_interrupted_call_goes_on_to_the_same_files(tmp_path, prepare_all, monkeypatch):
@@ -285,9 +255,6 @@ def test_interrupted_call_goes_on_to_the_same_files(tmp_path, prepare_all, monke
     assert stop == 3 * 3 + 2
 
 
-# ── overlap ──
-
-
 def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared, other):
     problems = [("Question  number 3.", 3), ("question number 30", 30), ("something else altogether", 1)]
     jsonl(other, [{"question": question, "gold": gold} for question, gold in problems])
@@ -306,9 +273,6 @@ def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared, other):
     train_only = Preparation(out=tmp_path / "alone", local={"train": shared}, parts=("train",), drop_overlap=True)
     with pytest.raises(ConfigError, match=r"--overlap is drop, and other is not prepared in .*alone"):
         prepare(task, train_only)
-
-
-# ── generated problems, images, tokens ──
 
 
 def test_generated_problems(tmp_path):
@@ -338,9 +302,6 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
     prepare_other(Path("moved"), path, task=task)
     (row,) = lines(tmp_path / "moved" / "other.jsonl")
     assert [Path(image).parent for image in row["images"]] == [tmp_path / "moved" / "images"] * 2
-
-
-# ── bad input ──
 
 
 @pytest.mark.parametrize(
@@ -413,19 +374,14 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ConfigError) as error:
             prepare(TASK, Preparation(out=tmp_path / "out", local={"train": shared}))
-    assert offline == [(True, True)]
-    assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    assert offline == [(True, True)] and before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
     parts = ("held_out: someone/shared ", "it does not answer", "--local held_out=PATH", "--local other=PATH")
     assert all(part in str(error.value) for part in parts)
-
-
-def test_hub_that_answers(monkeypatch):
-    monkeypatch.setattr(source_rows, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert source_rows._answers(f"http://127.0.0.1:{server.getsockname()[1]}")
 
 
-def test_hub_rows_and_commit(tmp_path, monkeypatch):
+def test_hub_rows_and_commit_until_a_copy_takes_their_place(tmp_path, other, monkeypatch):
     import datasets
 
     data = datasets.Dataset.from_list([{"question": f"number {i}", "gold": i} for i in range(5)])
@@ -437,8 +393,9 @@ def test_hub_rows_and_commit(tmp_path, monkeypatch):
         manifest = prepare_other(tmp_path / "out")
         assert asked == [(("someone/other", None), {"split": "test"})]
     origin = {"from": "someone/other", "config": None, "split": "test", "commit": commit}
-    assert manifest["parts"]["other"]["origin"] == origin
-    assert len(lines(tmp_path / "out" / "other.jsonl")) == 5
+    assert manifest["parts"]["other"]["origin"] == origin and len(lines(tmp_path / "out" / "other.jsonl")) == 5
+    assert prepare_other(tmp_path / "out", other)["parts"]["other"]["origin"]["from"] == str(other)
+    assert len(lines(tmp_path / "out" / "other.jsonl")) == 4
 
 
 @pytest.mark.parametrize(("text", "says"), [('{"format": 1, "task": "math"}', "has task math"), ("{", "is not JSON")])
@@ -446,9 +403,6 @@ def test_manifest_of_another_task(tmp_path, text, says):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=says):
         read_manifest(tmp_path, "toy")
-
-
-# ── the command ──
 
 
 def test_command(tmp_path, capsys):
@@ -463,8 +417,7 @@ def test_command(tmp_path, capsys):
     assert run([*words, *local]) == 0
     printed = capsys.readouterr().out
     assert "toy in" in printed and "out[/v2]" in "".join(printed.split())
-    assert "1 duplicate" in printed and "no problem of held_out" in printed
-    assert len(lines(out / "train.jsonl")) == 4
+    assert "1 duplicate" in printed and "no problem of held_out" in printed and len(lines(out / "train.jsonl")) == 4
     (out / "train.rejected.jsonl").unlink()
     assert run([*words, *local]) == 0 and not (out / "train.rejected.jsonl").exists()
     other = jsonl(tmp_path / "other.jsonl", [rows[3]])
@@ -490,16 +443,9 @@ def test_tokens_are_those_of_the_chat(tmp_path):
     tokenizer.save_pretrained(tmp_path / "plain")
     tokenizer.chat_template = "{% for message in messages %}(({{ message['content'] }})){% endfor %}"
     tokenizer.save_pretrained(tmp_path / "chat")
-    assert _token_counter(str(tmp_path / "plain"))("1+2=") == 4
-    assert _token_counter(str(tmp_path / "chat"))("1+2=") == 8
+    assert _token_counter(str(tmp_path / "plain"))("1+2=") == 4 and _token_counter(str(tmp_path / "chat"))("1+2=") == 8
     with pytest.raises(ConfigError, match=r"--tokenizer is .*none; it cannot be loaded"):
         _token_counter(str(tmp_path / "none"))
-
-
-def test_registered_tasks_and_benchmarks():
-    assert task_of("cd34", Path()) is get_task("countdown") and task_of("aime24", Path()) is get_task("math")
-    with pytest.raises(ConfigError, match="benchmark is 'gsm9k'; it must be one of aime24"):
-        task_of("gsm9k", Path())
 
 
 def test_text_key_keeps_what_tells_problems_apart():

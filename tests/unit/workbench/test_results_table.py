@@ -13,16 +13,11 @@ from bapo_openrlhf.workbench.evaluation.problems import COLUMNS, Benchmark, Benc
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 from bapo_openrlhf.workbench.pages.table import Table
 
-# ── the paper's rows ──
 
-
-def test_the_paper_has_all_its_rows():
+def test_the_paper_has_all_its_rows_and_printed_averages_are_the_means_but_for_two():
+    """This checks the digits of all numbers. The paper prints those two averages."""
     assert [len(block.rows) for block in paper.BLOCKS] == [8, 10, 10]
     assert all(len(row.values) == len(block.benchmarks) for block in paper.BLOCKS for row in block.rows)
-
-
-def test_printed_averages_are_the_means_but_for_two():
-    """This checks the digits of all numbers. The paper prints those two averages."""
     rows = [row for block in paper.BLOCKS for row in block.rows]
     odd = [(row.method, row.average) for row in rows if abs(np.mean(row.values) - row.average) > 0.011]
     assert odd == [("DeepSeek R1 Distill Qwen 1.5B", 48.90), ("+GRPO (v = 5) (Mroueh et al., 2025)", 51.57)]
@@ -33,9 +28,6 @@ def test_columns_are_the_tasks_benchmarks():
     for task, block in zip(("math", "countdown", "geometry"), paper.BLOCKS, strict=True):
         titles = [(name, part.title) for name, part in get_task(task).benchmarks.items()]
         assert titles == [(name, head.removesuffix(".")) for name, head in block.benchmarks.items()]
-
-
-# ── this run beside them ──
 
 
 @pytest.fixture
@@ -109,9 +101,6 @@ def test_what_a_reader_must_know_is_below_each_table_and_nothing_else(write_tabl
     for table in results.tables(result):
         (said,) = [line for line in table.notes if line.startswith("AIME24: ")]
         assert note in said
-
-
-# ── files ──
 
 
 def test_csv_has_a_line_for_each_number(write_table, tmp_path):

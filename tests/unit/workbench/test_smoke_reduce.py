@@ -1,7 +1,5 @@
 """What a smoke run changes in each preset, and that it changes nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -100,9 +98,6 @@ def test_gpus_needed_are_those_of_the_reduced_run(critic):
     assert needed(critic) == 16
 
 
-# ── The model ──
-
-
 def shrunk(name, cpu):
     config = published.config_of(name)
     text, vision = config.get_text_config(), getattr(config, "vision_config", None)
@@ -152,7 +147,6 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder, scores):
-    """A reward model has a head with one score."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     model.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=scores)
@@ -173,9 +167,6 @@ def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ValueError, match=r"actor.model_name_or_path is A/B; .*no route"):
         model.source_folder("actor.model_name_or_path", "A/B")
-
-
-# ── Rewards ──
 
 
 def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_path):
@@ -203,8 +194,5 @@ def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_pat
     assert any(group.count(3.0) <= 1 for group in groups)  # and some are hard
     with pytest.raises(KeyError, match="bad"):
         function(["query"], ["prompt"], ["bad"], [""])
-
-
-def test_a_true_reward_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="one finite number"):
         reward.by_hash(lambda *_, **__: {"rewards": [float("nan")]}, 0.0, 1.0)(["q"], ["p"], [""], [""])

@@ -1,7 +1,5 @@
 """A smoke run around a stand-in for `train` (fake_train.py): the stages, the kill, and each verdict."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path
@@ -100,17 +98,14 @@ def test_a_method_may_ask_for_fewer_responses(smoke):
     assert status == 0, lines
 
 
-def test_a_broken_reward_file_fails_the_checks(smoke, tmp_path):
+def test_a_broken_reward_file_fails_the_checks_and_so_does_a_run_without_a_record_of_its_steps(smoke, tmp_path):
     file = tmp_path / "reward.py"
     file.write_text("def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
-    status, lines = smoke("", f"--reward.remote_url={file}")
-    assert status == 1
-    assert lines[-1].startswith(f"failed in checks: reward.remote_url {file}: reward_func raised KeyError: 'answer'")
-
-
-def test_a_run_without_a_record_of_its_steps_fails_the_checks(smoke):
-    status, lines = smoke("", "--algorithm=grpo", "--train.async_enable", "--train.colocate_all=false")
-    assert status == 1 and lines[-1].startswith("failed in checks: train.async_enable is True; "), lines
+    said = f"reward.remote_url {file}: reward_func raised KeyError: 'answer'"
+    asynchronous = ("--algorithm=grpo", "--train.async_enable", "--train.colocate_all=false")
+    for words, what in (((f"--reward.remote_url={file}",), said), (asynchronous, "train.async_enable is True; ")):
+        status, lines = smoke("", *words)
+        assert status == 1 and lines[-1].startswith(f"failed in checks: {what}")
 
 
 def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
@@ -118,8 +113,7 @@ def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years")
     status, lines = smoke()
-    assert status == 1 and "holds no smoke run" in lines[-1]
-    assert (folder / "thesis.tex").exists()
+    assert status == 1 and "holds no smoke run" in lines[-1] and (folder / "thesis.tex").exists()
 
 
 def test_nothing_is_left_of_a_smoke_run_that_is_told_to_end(smoke, monkeypatch):
@@ -128,8 +122,7 @@ def test_nothing_is_left_of_a_smoke_run_that_is_told_to_end(smoke, monkeypatch):
     monkeypatch.setattr(run, "variables_of", lambda mark: marks.append(mark) or stages.variables_of(mark))
     monkeypatch.setattr(run.Smoke, "_follow", lambda *_: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    assert smoke()[0] == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert smoke()[0] == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
     assert len(marks) == 1 and not stages.survivors(marks[0])
 
 
