@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cpu.prefork import client, serving
+from bapo_openrlhf.cpu.prefork.server import HEAD, read_request
 
-HERE = Path(__file__).parent
 FORKED = "import sys; print('prefork_prepared' in sys.modules)"
 
 
 @pytest.fixture
 def unserved(tmp_path, monkeypatch):
     """There is no server yet, and prefork_template can be imported."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    )
     monkeypatch.setenv("PREFORK_TEST_FILE", str(tmp_path / "notes"))
     monkeypatch.setenv(client.ADDRESS, "")
 
@@ -201,8 +203,7 @@ def test_the_server_leaves_signals_to_others(server):
 def test_a_hang_up_that_is_ignored_stays_so(server, tmp_path):
     """As `nohup` does it: only its own child would end by it."""
     program = f"import time, pathlib; pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
-    ignored = ["bash", "-c", 'trap "" HUP; exec "$@"', "bash", serving.python(), "-c", program]
-    process = subprocess.Popen(ignored)
+    process = subprocess.Popen(["bash", "-c", 'trap "" HUP; exec "$@"', "bash", serving.python(), "-c", program])
     until((tmp_path / "there").exists)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
@@ -221,8 +222,7 @@ def test_interrupt_raises_in_the_program(server):
 
 def sleeper():
     """A client whose child sleeps, and the child's pid."""
-    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    process, line = started(program)
+    process, line = started("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     child = int(line)
     assert child != process.pid and alive(child)
     return process, child
@@ -302,8 +302,6 @@ def test_folder_that_cannot_be_used_starts_python_itself_and_is_told(unserved, t
 @pytest.mark.parametrize("sent", [b"{", b"[]", b'{"a": 1}', b"{}  "])
 def test_files_of_a_request_that_cannot_be_read_are_closed(sent):
     """The client has left, or sends something else."""
-    from bapo_openrlhf.cpu.prefork.server import HEAD, read_request
-
     here, there = socket.socketpair()
     with here, there, open(os.devnull) as file:
         size = len(sent) + (sent == b"{")  # the client leaves before its last byte
@@ -347,5 +345,4 @@ def test_title_of_a_forked_process_can_be_set(server):
     program = "import setproctitle; setproctitle.setproctitle('ray::Named'); print(open('/proc/self/cmdline').read())"
     first = next(iter(os.environ))  # as PYTHONPATH is in `PYTHONPATH=FOLDER COMMAND`
     for environment in ({first: "changed"}, {}):
-        done = python("-c", program, env=os.environ | environment)
-        assert done.stdout.startswith("ray::Named"), first
+        assert python("-c", program, env=os.environ | environment).stdout.startswith("ray::Named"), first

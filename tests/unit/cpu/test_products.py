@@ -46,8 +46,7 @@ def assert_rounded_once(result, exact, sizes):
     below it). The sum itself is made in float32, which has 24.
     """
     assert result.dtype == torch.bfloat16 and result.shape == exact.shape
-    allowed = 2.0**-8 * exact.abs() / (1 + 2.0**-8) + 2.0**-20 * sizes
-    assert ((result.double() - exact).abs() <= allowed).all()
+    assert ((result.double() - exact).abs() <= 2.0**-8 * exact.abs() / (1 + 2.0**-8) + 2.0**-20 * sizes).all()
 
 
 # Calls of three matrices of bfloat16, in all forms that a model uses, and the shapes of the matrices.
@@ -85,8 +84,7 @@ def test_forward_and_backward_are_exact_products_rounded_once(name, threads):
             # Products of a sum that torch splits (beta, alpha) are rounded before they are scaled.
             factor = 2 if name in ("addmm", "baddbmm") else 1
             error = (value.grad.double() - its_exact.grad).abs()
-            allowed = factor * 2.0**-8 * its_exact.grad.abs() + 2.0**-20 * (4 * its_size.grad.abs() + 10)
-            assert (error <= allowed).all()
+            assert (error <= factor * 2.0**-8 * its_exact.grad.abs() + 2.0**-20 * (4 * its_size.grad.abs() + 10)).all()
 
 
 def test_output_of_a_given_tensor():

@@ -21,10 +21,9 @@ def test_draws_the_token_at_which_the_cumulative_probability_passes_the_number(r
     logits[:, random.integers(vocabulary)] = 0.5  # one token at least
     log_probs = torch.from_numpy(logits).float().log_softmax(-1)
     given = random.random((rows, 1)) if numbers is None else np.full((rows, 1), numbers)
-    result = patches_vllm.draw(log_probs, torch.from_numpy(given)).tolist()
     shares = log_probs.exp().double().numpy()
     shares /= shares.sum(-1, keepdims=True)
-    for row, token in enumerate(result):
+    for row, token in enumerate(patches_vllm.draw(log_probs, torch.from_numpy(given)).tolist()):
         assert shares[row, token] > 0
         assert shares[row, :token].sum() <= given[row, 0] + 1e-12
         assert shares[row, : token + 1].sum() > given[row, 0] - 1e-12
@@ -33,11 +32,10 @@ def test_draws_the_token_at_which_the_cumulative_probability_passes_the_number(r
 def test_sampling_uses_the_generator_of_a_request_and_returns_log_probs_after_top_k():
     torch.manual_seed(0)
     logits, sampler = torch.randn(64, 12), SimpleNamespace(logprobs_mode="processed_logprobs")
-    counts = torch.full((64,), 3)
 
     def draw(seeded):
         generators = {row: torch.Generator().manual_seed(row) for row in seeded}
-        return patches_vllm.sample(None, sampler, logits.clone(), generators, counts, None)
+        return patches_vllm.sample(None, sampler, logits.clone(), generators, torch.full((64,), 3), None)
 
     (first, log_probs), (second, _) = draw(range(32)), draw(range(32))
     assert torch.equal(first[:32], second[:32]) and not torch.equal(first[32:], second[32:])
@@ -50,6 +48,5 @@ def test_sampling_uses_the_generator_of_a_request_and_returns_log_probs_after_to
 def test_rows_that_are_not_numbers_draw_a_token_that_exists():
     """The engine goes on after an update to weights that are not finite; the run then says so (test_faults.py)."""
     log_probs = torch.log(torch.tensor([[0.25, 0.75], [torch.nan, torch.nan], [0.25, torch.nan]]))
-    numbers = torch.tensor([[0.5], [0.5], [0.5]], dtype=torch.float64)
-    result = patches_vllm.draw(log_probs, numbers).tolist()
+    result = patches_vllm.draw(log_probs, torch.tensor([[0.5], [0.5], [0.5]], dtype=torch.float64)).tolist()
     assert result[0] == 1 and {*result} <= {0, 1}
