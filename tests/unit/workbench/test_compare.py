@@ -172,6 +172,5 @@ def test_the_command_prints_the_table(two, tmp_path, capsys, monkeypatch):
 def test_draws_of_a_comparison_do_not_depend_on_the_order_of_lines(two, tmp_path):
     first = compared(two, tmp_path)["benchmarks"]
     path = tmp_path / "a" / "own.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(np.random.default_rng(0).permutation(lines)))
+    path.write_text("".join(np.random.default_rng(0).permutation(path.read_text().splitlines(keepends=True))))
     assert compare(tmp_path / "a", tmp_path / "b", tmp_path / "out")["benchmarks"] == first

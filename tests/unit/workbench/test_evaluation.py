@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 import yaml
+from PIL import Image
 
 from bapo_openrlhf.cli import evaluate as cli
 from bapo_openrlhf.errors import ConfigError, RunError
@@ -161,15 +163,13 @@ def test_a_problem_that_is_a_conversation_is_judged_and_kept_with_a_chat_templat
 def test_rewards_on_another_scale_are_solved_with_full_marks(request_, tmp_path):
     """From 0 to 100, wrong answers have 3, and right ones 100 less a rounding step of float32."""
     right = "answer(response) == labels[0]"
-    judged = REWARD.replace(f"float({right})", f"99.99999 if {right} else 3.0")
     unit = evaluate(request_)["benchmarks"]["mods"]["metrics"]
-    request_.reward.write_text(judged)
+    request_.reward.write_text(REWARD.replace(f"float({right})", f"99.99999 if {right} else 3.0"))
     wide = replace(request_, reward_range=(Fraction(0), Fraction(100)), out=tmp_path / "wide")
     metrics = evaluate(wide)["benchmarks"]["mods"]["metrics"]
     assert metrics["avg@6"]["value"] == pytest.approx(3 + 0.97 * unit["avg@6"]["value"])
     assert metrics | {"avg@6": None} == unit | {"avg@6": None}
-    settings = json.loads((wide.out / "settings.json").read_text())
-    assert settings["benchmarks"]["mods"]["reward_range"] == ["0", "100"]
+    assert json.loads((wide.out / "settings.json").read_text())["benchmarks"]["mods"]["reward_range"] == ["0", "100"]
 
 
 def test_rewards_outside_of_the_range_are_counted_and_without_answer_there_are_no_votes(request_):
@@ -234,8 +234,7 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_, tmp_path, body, nam
 
 
 def comparable(folder):
-    results = json.loads((folder / "results.json").read_text())
-    return results["benchmarks"], (folder / "mods.jsonl").read_bytes()
+    return json.loads((folder / "results.json").read_text())["benchmarks"], (folder / "mods.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(("done", "cut"), [(0, 0), (5, 0), (5, 1), (5, 30)])
@@ -392,10 +391,8 @@ def test_bad_rows_are_named(request_, tmp_path, line, message):
 def test_images_that_are_no_files_are_taken_as_in_training(request_, tmp_path):
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
     given = [f"data:image/png;base64,{pixel}", "http://here/a.png", "https://here/a.png"]
-    row = {"input": "<image>" * 3, "label": "x", "images": given}
-    (tmp_path / "seen.jsonl").write_text(json.dumps(row) + "\n")
-    spec = f"mine={tmp_path / 'seen.jsonl'}"
-    (problem,) = problems.load(spec, tmp_path, request_.reward, None).problems
+    (tmp_path / "seen.jsonl").write_text(json.dumps({"input": "<image>" * 3, "label": "x", "images": given}) + "\n")
+    (problem,) = problems.load(f"mine={tmp_path / 'seen.jsonl'}", tmp_path, request_.reward, None).problems
     assert problem.images == tuple(given)
     (image,) = pictures(list(problem.images[:1]))
     assert (image.size, image.getpixel((0, 0))) == ((1, 1), (255, 0, 0))
@@ -477,9 +474,8 @@ def test_another_model_in_the_same_place_is_noticed(tmp_path):
 
 def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
     from openrlhf.datasets.prompts_dataset import preprocess_data
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     make = generate.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert make.longest == 77 and make.note is None
     for text in ("What is 1 + 1?", "  é \n", "<image>Find x.", "a <image> b<image>", "<image>"):
@@ -514,9 +510,6 @@ def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environm
 
 def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep_environment, tmp_path, monkeypatch):
     """The processor of a vision model is replaced. It gives each image as many tokens as the image is wide."""
-    import transformers
-    from PIL import Image
-
     seen = []
 
     class Processor:
@@ -618,8 +611,6 @@ def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):
 
 
 def test_images_are_handed_over_opened(fake_vllm, tmp_path):
-    from PIL import Image
-
     Image.new("RGB", (5, 3)).save(tmp_path / "a.png")
     seen = EncodedPrompt("x", [5], (str(tmp_path / "a.png"),) * 2, 9)
     ask({("m", "0"): EncodedPrompt("x", [5], (), 1), ("m", "1"): seen})

@@ -47,8 +47,7 @@ def test_what_is_asked_for(capsys):
 def test_flags_of_train_and_several_files_count(capsys):
     few = counts(planned(capsys, "--gpus", "8", "--models", "4B"))
     words = ("--gpus", "8", "--models", "4B", "--rollout.batch_size", "64", "--adapt.rollout_delay", "1")
-    changed = counts(planned(capsys, *words))
-    assert few["GRPO"]["rollouts"] == 4 * changed["GRPO"]["rollouts"]
+    assert few["GRPO"]["rollouts"] == 4 * counts(planned(capsys, *words))["GRPO"]["rollouts"]
     over = str(ROOT / "configs" / "methods" / "bapo_without_x2.yaml")
     without = counts(planned(capsys, "--gpus", "8", "--models", "4B", "--config", over))
     assert without["BA-PPO"]["again"] == 0 < few["BA-PPO"]["again"]

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,8 +70,6 @@ SIZES = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "
 
 @pytest.mark.parametrize(("kind", "tied"), [("Qwen2", True), ("Qwen3", False), ("Llama", False)])
 def test_parameters_of_a_real_model(tmp_path, kind, tied):
-    import transformers
-
     config = getattr(transformers, f"{kind}Config")(num_hidden_layers=3, tie_word_embeddings=tied, **SIZES)
     config.save_pretrained(tmp_path)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -79,20 +80,18 @@ def test_parameters_of_a_real_model(tmp_path, kind, tied):
     "kind", ["gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "smollm3", "qwen3", "llama", "mistral"]
 )
 def test_embeddings_are_tied_as_the_class_has_it_if_the_file_does_not_say_it(tmp_path, kind):
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     config = SIZES | {"num_hidden_layers": 2, "model_type": kind}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert shape_of_folder("actor.model_name_or_path", tmp_path).tied == CONFIG_MAPPING[kind]().tie_word_embeddings
+    assert (
+        shape_of_folder("actor.model_name_or_path", tmp_path).tied
+        == transformers.CONFIG_MAPPING[kind]().tie_word_embeddings
+    )
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": kind == "llama"}))
     assert shape_of_folder("actor.model_name_or_path", tmp_path).tied == (kind == "llama")
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
 def test_parameters_of_an_adapter(tmp_path, targets):
-    import peft
-    import transformers
-
     config = transformers.Qwen3Config(num_hidden_layers=3, **SIZES)
     config.save_pretrained(tmp_path)
     adapter = peft.LoraConfig(r=5, target_modules=targets, task_type="CAUSAL_LM")
@@ -142,12 +141,9 @@ def test_average_groups_are_those_of_many_steps(delay, every):
     assert result == pytest.approx({source: total[source] / many for source in result})
 
 
-AHEAD = {"train.async_enable": True, "train.async_queue_size": 1}
-
-
 def test_engines_have_gpus_of_their_own_if_generation_is_ahead():
     """OpenRLHF then shares GPUs only among the models that DeepSpeed trains."""
-    together, ahead = WORKLOAD, with_flags(WORKLOAD, AHEAD)
+    together, ahead = WORKLOAD, with_flags(WORKLOAD, {"train.async_enable": True, "train.async_queue_size": 1})
     assert (together.gpus, ahead.gpus) == (8, 16)
     assert [ahead.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "engines")] == [8, 8, 8]
     assert [together.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "engines")] == [16, 16, 16]
@@ -269,8 +265,7 @@ def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, r
     assert min(vars(result).values()) >= 0
     prompts, adapt = WORKLOAD.args.rollout.batch_size, WORKLOAD.args.adapt
     replays = min(replayable * prompts * adapt.replay_steps, adapt.buffer_size)
-    eligible = signal * prompts + improved * result.again + replays
-    assert result.trained == pytest.approx(min(capacity, eligible))
+    assert result.trained == pytest.approx(min(capacity, signal * prompts + improved * result.again + replays))
 
 
 @pytest.mark.parametrize(
@@ -319,17 +314,13 @@ LAYER = {
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen2", "Llama"])
 def test_activations_of_a_real_layer(tmp_path, kind, padded):
     """What torch keeps for the backward pass of a model of transformers: with a layer more, so much more."""
-    import torch
-    import transformers
-
     samples, tokens = 2, 40
     batch = {"input_ids": torch.ones(samples, tokens, dtype=torch.long)}
     batch["attention_mask"] = batch["input_ids"].clone()
     batch["attention_mask"][0, -3:] = 0 if padded else 1
 
     def kept(layers, again):
-        make = getattr(transformers, f"{kind}Config")
-        config = make(num_hidden_layers=layers, attn_implementation="sdpa", **SIZES)
+        config = getattr(transformers, f"{kind}Config")(num_hidden_layers=layers, attn_implementation="sdpa", **SIZES)
         config.save_pretrained(tmp_path)
         model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16).model.train()
         if again:
@@ -409,8 +400,7 @@ def test_memory_by_hand():
     assert result.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
     assert result.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
     assert result.experience == pytest.approx(logits + 3 * weights)
-    awake = with_flags(WORKLOAD, {"vllm.enable_sleep": False, "ds.enable_sleep": False})
-    result = on_gpu("7B", awake)
+    result = on_gpu("7B", with_flags(WORKLOAD, {"vllm.enable_sleep": False, "ds.enable_sleep": False}))
     assert result.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
     assert result.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
     assert result.word == "together"
@@ -457,8 +447,7 @@ def test_memory_of_adapters(stage):
     sides = [(1536, 1536), (1536, 256), (1536, 256), (1536, 1536), (1536, 8960), (1536, 8960), (8960, 1536)]
     n, a = shape.parameters, 28 * rank * sum(width + height for width, height in sides)
     full = with_flags(WORKLOAD, {"ds.zero_stage": stage})
-    lora = with_flags(full, {"ds.lora.rank": rank})
-    before, after = (on_gpu("1.5B", one) for one in (full, lora))
+    before, after = (on_gpu("1.5B", one) for one in (full, with_flags(full, {"ds.lora.rank": rank})))
     idle = 2 * a / (8 if stage == 3 else 1)  # the sleeping critic's
     saved = {1: 2 * (n - a) - 2 * a + 12 * (n - a) / 8, 2: -2 * a + 14 * (n - a) / 8, 3: -2 * a / 8 + 14 * (n - a) / 8}
     assert before.training - after.training == pytest.approx(saved[stage] - idle)
@@ -675,8 +664,7 @@ def test_a_checkpoint_by_hand():
 
 
 def test_the_page_has_a_row_for_each_number_of_gpus(capsys):
-    config = str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
-    assert main.run(["plan", "--config", config, "--gpus", "8", "16"]) == 0
+    assert main.run(["plan", "--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml"), "--gpus", "8", "16"]) == 0
     lines = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if "Qwen3-4B" in line]
     rows = [[cell.strip() for cell in row] for row in lines if len(row) == 8]
     assert [row[1] for row in rows] == ["8", "16"]

@@ -8,12 +8,15 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf import tasks, user_file
 from bapo_openrlhf.cli.main import run
+from bapo_openrlhf.cli.prepare import _token_counter
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
 from bapo_openrlhf.workbench.prepare import build, source_rows
@@ -61,8 +64,7 @@ def lines(path):
 
 @pytest.fixture
 def shared(tmp_path):
-    rows = [{"question": f"question number {i}", "gold": i} for i in range(30)]
-    return jsonl(tmp_path / "shared.jsonl", rows)
+    return jsonl(tmp_path / "shared.jsonl", [{"question": f"question number {i}", "gold": i} for i in range(30)])
 
 
 @pytest.fixture
@@ -100,8 +102,6 @@ def test_parts_of_one_source_share_it_out(tmp_path, prepare_all):
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "folder", "splits"])
 def test_formats_give_the_same_rows(tmp_path, kind):
-    import datasets
-
     rows = [{"question": f"wie viel ist {i}, ü?\n{i}", "gold": str(i)} for i in range(30)]
     path, data = tmp_path / f"rows.{kind}", datasets.Dataset.from_list(rows)
     write = {
@@ -142,7 +142,6 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     entry = prepare_other(folder, folder / "rows.jsonl")["parts"]["other"]
     written, rejected = lines(folder / "other.jsonl"), lines(folder / "other.rejected.jsonl")
     assert {row["input"] for row in written} <= {"first", "a b", "A  b", "c", "d", "\U0001d465?"}
-    # an independent count
     expected, seen = Counter(), {}
     for row in rows:
         try:
@@ -176,10 +175,9 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
 
 
 def test_long_prompts_are_left_out(tmp_path, prepare_all):
-    manifest = prepare_all(tokens=len, max_tokens=len("question number 9"))
+    entry = prepare_all(tokens=len, max_tokens=len("question number 9"))["parts"]["train"]
     short = {f"question number {i}" for i in range(10)}
     assert {row["input"] for row in lines(tmp_path / "out" / "train.jsonl")} <= short
-    entry = manifest["parts"]["train"]
     assert entry["rejected"]["prompt too long"] == 10 - entry["written"] > 0
     assert "18 tokens, at most 17" in (tmp_path / "out" / "train.rejected.jsonl").read_text()
 
@@ -338,8 +336,6 @@ def test_files_that_cannot_be_read(tmp_path, name, content, says):
 
 
 def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
-    import datasets
-
     def load_dataset(*args, **kwargs):
         raise ConnectionError("Couldn't reach it")
 
@@ -356,9 +352,6 @@ def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
 
 def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
     """One error names all parts that are missing. The libraries are not asked to use the network."""
-    import datasets
-    from huggingface_hub import constants
-
     offline = []
 
     def load_dataset(*args, **kwargs):
@@ -382,8 +375,6 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
 
 
 def test_hub_rows_and_commit_until_a_copy_takes_their_place(tmp_path, other, monkeypatch):
-    import datasets
-
     data = datasets.Dataset.from_list([{"question": f"number {i}", "gold": i} for i in range(5)])
     commit = "0123456789abcdef0123456789abcdef01234567"
     data.info.download_checksums = {f"hf://datasets/someone/other@{commit}/data.parquet": {}}
@@ -437,8 +428,6 @@ def test_command(tmp_path, capsys):
 
 
 def test_tokens_are_those_of_the_chat(tmp_path):
-    from bapo_openrlhf.cli.prepare import _token_counter
-
     tokenizer = user_file.load("base model", BASE_MODEL).make_tokenizer()
     tokenizer.save_pretrained(tmp_path / "plain")
     tokenizer.chat_template = "{% for message in messages %}(({{ message['content'] }})){% endfor %}"

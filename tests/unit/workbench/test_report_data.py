@@ -41,8 +41,7 @@ def run_of(rows=(), groups=(), answers=(), **config):
 @given(records(), st.randoms())
 def test_a_group_with_a_prefix_says_nothing_of_its_prompt(rows, random):
     marked = [row | ({"source": "prefixed", "prefix_tokens": 3} if random.random() < 0.4 else {}) for row in rows]
-    frame = groups_frame(marked)
-    assert list(frame.get("uid", [])) == [row["uid"] for row in marked if row["source"] != "prefixed"]
+    assert list(groups_frame(marked).get("uid", [])) == [row["uid"] for row in marked if row["source"] != "prefixed"]
 
 
 def test_a_curve_has_the_finite_numbers_and_over_another_metric_the_steps_that_have_both():
@@ -78,8 +77,7 @@ def test_passes_against_counting_again_from_the_start(groups):
         return
     actual = accuracy.passes(frame)
     prompts = len({group["prompt"] for group in groups if group["source"] == "fresh"})
-    first = [bins[0] for bins in latest(groups, 99).values()]
-    expected = [("first", first)]
+    expected = [("first", [bins[0] for bins in latest(groups, 99).values()])]
     ended, steps = 0, sorted({group["step"] for group in groups})
     for step in steps:
         fresh = sum(group["source"] == "fresh" and group["step"] <= step for group in groups)
@@ -173,8 +171,7 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
 
 
 def test_what_was_spent_until_a_reward_was_reached():
-    rows = [{"step": k, "rollouts/total": 10 * k, "reward/fresh_mean": k / 10} for k in range(1, 10)]
-    run = run_of(rows)
+    run = run_of([{"step": k, "rollouts/total": 10 * k, "reward/fresh_mean": k / 10} for k in range(1, 10)])
     assert opening.spent_until(run, "rollouts/total", 0.5) == 50
     assert opening.spent_until(run, "rollouts/total", 0.85) == 90  # the mean of the last two: 0.8 and 0.9
     assert opening.spent_until(run, "rollouts/total", 0.86) is None and opening.spent_until(run, "seconds", 0.1) is None
@@ -325,9 +322,8 @@ def test_alone_a_text_is_told_whole():
 
 
 def test_the_gap_is_the_mean_of_the_steps_that_measured_it_right_after_a_sync():
-    measured = [(2, 1e-4, 0), (3, 1e-4, 1), (4, 2e-4, 0)]
     rows = [{"step": step, "gap/kl": kl, "gap/absolute": 10 * kl, "gap/cut_share": 20 * kl, "gap/age": age}
-            for step, kl, age in measured]  # fmt: skip
+            for step, kl, age in ((2, 1e-4, 0), (3, 1e-4, 1), (4, 2e-4, 0))]  # fmt: skip
     for run, said in (
         ([{"step": 1}, *rows], "KL 1.5e-04 a token; log-probs differ by 1.5e-03; 0.30% of tokens would be cut"),
         ([{"step": 1, "tv/fresh": 0.1}], None),  # of an older version

@@ -77,9 +77,8 @@ def test_one_run():
     # The changes are 0.2, 0.1, 0.1, 0.1, 0.2: two errors of a difference are 2 sqrt(2) sqrt(0.022 / 2 / 2) = 0.210.
     assert opening([run]) == words + "which took 3 min 28 s, and 600 responses."
     # With 0.2, 0.5, 0.6, 0.5 and 0: 2 sqrt(2) sqrt(0.18 / 2 / 2) = 0.6, and the change is -0.5.
-    falling = run_of("a", [0.9, 0.7, 0.2, 0.8, 0.3, 0.3])
     fell = "a: the mean reward fell from 0.8 (first 2 steps) to 0.3 (last 2 steps), which may be chance, in 6 steps"
-    assert opening([falling]).startswith(fell)
+    assert opening([run_of("a", [0.9, 0.7, 0.2, 0.8, 0.3, 0.3])]).startswith(fell)
 
 
 def test_what_is_not_recorded_is_left_out():
@@ -87,6 +86,5 @@ def test_what_is_not_recorded_is_left_out():
     assert opening([a, b]).startswith("a reached a mean reward of 1 with 0.50 of the responses of b (500 instead of ")
     assert opening([a]).endswith("in 7 steps and 700 responses.")
     assert "neither times nor responses" in opening([a, run_of("b", stairs(8, 3), responses=float("nan"))])
-    silent = run_of("c", [None, None])
-    assert opening([a, silent]) == "c: no reward is recorded, so nothing can be said about learning."
+    assert opening([a, run_of("c", [None, None])]) == "c: no reward is recorded, so nothing can be said about learning."
     assert opening([run_of("a", [0.25])]).startswith("a has one reward so far, 0.25")

@@ -19,7 +19,6 @@ HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> <!-- & "
     "\u2028 \u202e {{ 7 * 7 }} {% for %} \"'><svg onload=alert(1)> \x00\x1b\ud800"
 )
-SHOWN = clean(HOSTILE)
 
 
 def write_run(folder, *, steps=6, adapted=True, critic=True, groups=True, answers=True, name=None):
@@ -127,14 +126,13 @@ def test_charts_speak(parsed):
     """In words, and by a table of the same numbers."""
     pictures = [a for a in parsed.all("svg") if a.get("class") != "swatch"]
     assert pictures and all(a["role"] == "img" and len(a["aria-label"]) > 20 for a in pictures)
-    figures = "".join(f"<{tag}" for tag, _ in parsed.elements).split("<figure")[1:]
-    assert all("<table" in inside for inside in figures)
+    assert all("<table" in inside for inside in "".join(f"<{tag}" for tag, _ in parsed.elements).split("<figure")[1:])
 
 
 def test_texts_of_models_and_data_sets_are_shown_as_text(parsed):
     assert not {"\x00", "\x1b"} & set(parsed.text)
     parsed.text.encode("utf-8")  # no lone surrogate
-    shown = " ".join(SHOWN.split())
+    shown = " ".join(clean(HOSTILE).split())
     assert sum(shown in words for words in parsed.words("pre")) >= 4  # prompt, label, response
     assert any(shown in words for words in parsed.words("td"))  # configuration, command
     assert shown in parsed.words("h1")[0] and shown in parsed.words("title")[0]
@@ -177,8 +175,7 @@ def test_numbers_that_are_none(tmp_path, undrawn):
     folder = write_run(tmp_path / "run")
     nothing = [{key: value if key == "step" else None for key, value in row.items()} for row in rows_in(folder)]
     write_rows(folder, nothing)
-    groups = [row | {"mean": float("nan")} for row in rows_in(folder, record.GROUPS)]
-    write_rows(folder, groups, record.GROUPS)
+    write_rows(folder, [row | {"mean": float("nan")} for row in rows_in(folder, record.GROUPS)], record.GROUPS)
     result = page_of(folder)
     assert result.all("figure") == [] and "no group of the run has a mean reward" in result.text
 
@@ -313,5 +310,4 @@ def test_in_a_browser_nothing_is_cut_and_the_first_screen_has_a_chart(parsed, tm
     """500 pixels are the least that Chromium takes without a phone's screen."""
     found = layout(parsed.text, tmp_path, width)
     assert found["wide"] <= 0 and found["broken"] == []
-    page = page_of(evaluated_run(write_run(tmp_path / "run"), "sums"))
-    assert layout(page.text, tmp_path, width)["first"] <= height
+    assert layout(page_of(evaluated_run(write_run(tmp_path / "run"), "sums")).text, tmp_path, width)["first"] <= height

@@ -48,8 +48,7 @@ def write_table(tmp_path):
             title, of_file = paper.BENCHMARKS.get(benchmark, benchmark), (Path("f"), "0", Path("r"))
             size = in_file or len(counts)
             benchmarks.append(Benchmark(benchmark, title, *of_file, problems, size, COLUMNS, generator))
-        sampling = Sampling(4, 1.0, 1.0, -1, 8192, 42)
-        request = Request("some/model", "mine", list(right), tmp_path, sampling, [1, 4])
+        request = Request("some/model", "mine", list(right), tmp_path, Sampling(4, 1.0, 1.0, -1, 8192, 42), [1, 4])
         settings = {"model": {"path": "some/model"}, "sampling": {"runs": 4, "seed": 42}}
         return results.write(request, benchmarks, settings, list(too_long))
 
@@ -57,8 +56,7 @@ def write_table(tmp_path):
 
 
 def test_a_block_has_the_papers_rows_then_this_run(write_table):
-    result = write_table({"aime24": [4, 0, 1], "math500": [4, 4]})
-    table, metrics = results.tables(result)
+    table, metrics = results.tables(write_table({"aime24": [4, 0, 1], "math500": [4, 4]}))
     ours = ["paper", "+BAPO (Ours)", "38.54", "72.74", "89.18", "29.55", "50.06", "56.01", "733k", "off"]
     assert table.head[2:5] == ["AIME24", "AMC", "MATH500"] and table.rows[7] == ours
     row = table.rows[-1]
@@ -81,8 +79,7 @@ def test_benchmarks_are_resampled_independently(write_table):
     result = write_table({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
     one = result["benchmarks"]["cd34"]["metrics"]["avg@4"]
     both = result["averages"]["Planning"]
-    ratio = (both["high"] - both["low"]) / (one["high"] - one["low"])
-    assert ratio == pytest.approx(2**-0.5, abs=0.05)
+    assert (both["high"] - both["low"]) / (one["high"] - one["low"]) == pytest.approx(2**-0.5, abs=0.05)
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * 50 / 120**0.5, rel=0.05)
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import yaml
 
@@ -14,7 +15,6 @@ from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.workbench.smoke import model, reduce, reward
 
 ROOT = Path(__file__).resolve().parents[3]
-PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 published = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
 
 
@@ -26,27 +26,23 @@ def used(args, **facts):
     return {change.name: change.replacement for change in reduce.reductions(args, **facts)}
 
 
-def defaults():
-    return {action.dest: action.default for action in arguments.build_parser("train")._actions}
-
-
 @pytest.fixture
 def critic():
     return parse("--config", ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
 
 
 @pytest.mark.parametrize("cpu", [True, False])
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
     """The file that `train` gets says what was asked for, but for the changes, and the checks of a start pass."""
     given = parse("--config", preset)
     changes = used(given, cpu=cpu)
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(reduce.settings(given, defaults(), changes)))
+    defaults = {action.dest: action.default for action in arguments.build_parser("train")._actions}
+    file.write_text(yaml.safe_dump(reduce.settings(given, defaults, changes)))
     args = parse("--config", file)
     before, after = (json.loads(json.dumps(flags_of(parse))) for parse in (given, args))
-    different = {name for name in before if before[name] != after[name]}
-    assert different == {*changes, "config"}
+    assert {name for name in before if before[name] != after[name]} == {*changes, "config"}
     assert {name: after[name] for name in changes} == changes
     check_combinations(args)
     assert args.ckpt.save_steps == 1 and args.adapt.rollout_delay <= 2 and args.adapt.reevaluate_every <= 2
@@ -147,10 +143,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder, scores):
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
     model.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=scores)
-    kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    kind = getattr(published.transformers, f"AutoModelFor{'SequenceClassification' if scores else 'CausalLM'}")
     result, loading = kind.from_pretrained(folder / "small", output_loading_info=True)
     assert not loading["missing_keys"] and str(result.dtype) == "torch.bfloat16"
     assert result.config.vocab_size == 99 and result.config.num_key_value_heads == 2
@@ -159,8 +153,6 @@ def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder, 
 
 
 def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
-    import huggingface_hub
-
     def fail(name, **_):
         raise OSError("no route to the hub")
 

@@ -37,8 +37,7 @@ def smoke(tmp_path, monkeypatch, capsys, tokenizer_folder):
         monkeypatch.setattr(stages, "PATIENCE", 10.0 if fault in ("no checkpoint", "survivor") else 120.0)
         flags = [f"--actor.model_name_or_path={tmp_path}/model", f"--data.prompt_dataset={tmp_path}/data.jsonl",
                  f"--run.dir={tmp_path}/runs", "--run.name=mine"]  # fmt: skip
-        status = main.run(["smoke", "--config", str(CONFIG), *flags, *words])
-        return status, capsys.readouterr().out.splitlines()
+        return main.run(["smoke", "--config", str(CONFIG), *flags, *words]), capsys.readouterr().out.splitlines()
 
     return start
 
@@ -53,8 +52,7 @@ def test_a_good_run_passes(smoke, tmp_path):
     assert "  model num_hidden_layers: 3 -> 2 (more layers are the same again)" in lines
     assert lines[-2].startswith("passed in ") and "plan" in lines[-1]
     folder = tmp_path / "runs" / "smoke" / "mine"
-    kept = {path.name for path in folder.iterdir()}
-    assert kept == {"config.yaml", "reward.py", "first.log", "resumed.log", "run"}
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "reward.py", "first.log", "resumed.log", "run"}
     assert [row["step"] for row in read_metrics(folder / "run")] == [1, 2, 3]
     assert smoke()[0] == 0  # the folder is its own, and may be used again
 

@@ -136,8 +136,7 @@ def test_a_flag_as_words(tmp_path, value, words):
 
 
 def test_seeds_by_path(write):
-    study = read_study(write(seeds={"group": [4, 2], "critic": [2]}))
-    runs = [(arm.name, seed) for arm, seed in study.runs]
+    runs = [(arm.name, seed) for arm, seed in read_study(write(seeds={"group": [4, 2], "critic": [2]})).runs]
     groups = ["plain-group", "bapo-group"]
     assert runs == [*((name, 2) for name in [*groups, "plain-critic"]), *((name, 4) for name in groups)]
     with pytest.raises(ConfigError, match="seeds has none for critic, and the study has the arm plain-critic"):

@@ -87,8 +87,7 @@ def test_a_place_before_the_first_record_of_a_total_is_left_out():
     rows = [{"step": step, ROLLOUTS: value} for step, value in ((1, None), (2, 20), (3, None), (4, 40))]
     results = Results(study_of(), [StudyRun(PLAIN, 1, Run("a", rows))])
     places = pandas.DataFrame({"arm": "plain-group", "seed": 1, "step": [0, 1, 2, 3, 4.5]})
-    result = results.with_total(places, ROLLOUTS)
-    assert result.set_index("step")[ROLLOUTS].to_dict() == {0: 0, 2: 20, 3: 20, 4.5: 40}
+    assert results.with_total(places, ROLLOUTS).set_index("step")[ROLLOUTS].to_dict() == {0: 0, 2: 20, 3: 20, 4.5: 40}
 
 
 def test_update_tokens_count_the_epochs():
@@ -111,8 +110,7 @@ def test_update_tokens_leave_out_the_passes_that_a_gate_spares_the_actor():
     for row, last in zip(run.run.rows, (0, 2, 3, 6), strict=True):  # the optimizer step that was left out
         row |= {"responses/trained": 10, "responses/skipped": 2, "tokens/trained": 30, "tokens/critic": 4}
         row["reuse/tripped_share"] = 1 / last if last else 0.0
-    without = run_of(PLAIN, 2, [], trained=30, config={"train.max_epochs": 3})
-    numbers = Results(study_of(), [run, without]).numbers
+    numbers = Results(study_of(), [run, run_of(PLAIN, 2, [], trained=30, config={"train.max_epochs": 3})]).numbers
     critic = 4 * 4 * 3  # a gate does not end its epochs
     assert numbers["update_tokens"].to_list() == pytest.approx([30 * (3 + 1 + 1.5 + 3) + critic, 4 * 30 * 3])
 
@@ -256,8 +254,7 @@ def test_claims_of_learning_curves_are_at_equal_responses():
     assert Results(study_of(), [*runs, longer]).curve(["plain-group"]).to_dict() == pytest.approx(
         {("plain-group", 1): 0.175, ("plain-group", 2): 0.1}
     )
-    halfway = run_of(PLAIN, 3, [0.1], planned=9)
-    assert Results(study_of(), [halfway]).curve(["plain-group"]).empty
+    assert Results(study_of(), [run_of(PLAIN, 3, [0.1], planned=9)]).curve(["plain-group"]).empty
 
 
 def test_a_curve_with_several_evaluations_at_one_cost():
@@ -399,15 +396,13 @@ def test_curves_share_axes_and_show_the_band():
         assert len({json.dumps(layer["encoding"][axis]["scale"]) for chart in drawn for layer in layers(chart)}) == 1
     spec = specification(drawn[0].chart)
     band = spec["datasets"][spec["layer"][1]["data"]["name"]]
-    quartiles = 100 * results.scores(BAPO).mean(axis=1)
-    low, median, high = np.quantile(quartiles, [0.25, 0.5, 0.75])
+    low, median, high = np.quantile(100 * results.scores(BAPO).mean(axis=1), [0.25, 0.5, 0.75])
     assert (band[-1]["y"], drawn[0].table.rows[-1][2], band[-1]["high"]) == pytest.approx((low, median, high))
 
 
 def test_over_what_was_spent_a_curve_keeps_its_points():
     runs = [run_of(BAPO, seed, [0.1, 0.2 + seed / 100], rollouts=value) for seed, value in ((1, 10), (2, 12), (3, 50))]
-    results = Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), runs)
-    (drawn,) = figures.accuracy_curves(results, ROLLOUTS)
+    (drawn,) = figures.accuracy_curves(Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), runs), ROLLOUTS)
     places, medians = zip(*((row[0], row[1]) for row in drawn.table.rows), strict=True)
     assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
 
@@ -423,8 +418,7 @@ def test_a_seed_that_stopped_makes_no_total_smaller():
 def test_an_arm_is_its_files_and_its_flags():
     arm = replace(BAPO, config=("/a/more.yaml",), flags={"ds.packing_samples": None, "adam.betas": [0, 1], "seed": 3})
     table = tables.arms(Results(study_of(arms=(arm, replace(PLAIN, flags={}))), [run_of(arm, 1, ())]))
-    words = "--config more.yaml --ds.packing_samples --adam.betas 0 1 --seed=3"
-    assert [row[-1] for row in table.rows] == [words, "–"]
+    assert [row[-1] for row in table.rows] == ["--config more.yaml --ds.packing_samples --adam.betas 0 1 --seed=3", "–"]
 
 
 def test_a_phase_that_an_arm_does_not_have_has_no_time():
@@ -470,8 +464,7 @@ def test_verdicts_are_plain_and_on_top(undrawn):
 def test_the_page_of_an_unfinished_study(undrawn, make):
     study = make_study()
     runs = make(study)
-    words = Page(page.make_study_page(Results(study, runs), {})).words("body")[0]
-    assert f"{len(runs)} of 18 runs are there" in words
+    assert f"{len(runs)} of 18 runs are there" in Page(page.make_study_page(Results(study, runs), {})).words("body")[0]
 
 
 @pytest.fixture
@@ -483,9 +476,8 @@ def two_arms():
 def test_values_that_are_no_numbers(undrawn, two_arms):
     study, runs = two_arms
     spoiled = [{key: value if key == "step" else None for key, value in row.items()} for row in runs[0].run.rows]
-    evaluations = [{**row, "eval_cd4_pass1": float("nan")} for row in runs[1].evaluations]
     runs[0] = replace(runs[0], run=replace(runs[0].run, rows=spoiled))
-    runs[1] = replace(runs[1], evaluations=evaluations)
+    runs[1] = replace(runs[1], evaluations=[row | {"eval_cd4_pass1": float("nan")} for row in runs[1].evaluations])
     words = Page(page.make_study_page(Results(study, runs), {})).words("main")[0]
     assert "BAPO-GRPO: no final accuracy of seed 1." in words and "nan" not in words.lower().split()
 

@@ -79,8 +79,7 @@ def test_so_many_at_a_time(tmp_path, parallel):
     run_all(planned, parallel=parallel, environment={"SECONDS": "0.2"}, until=None,
             callback=lambda running, ended: most.append(len(running)))  # fmt: skip
     times = [json.loads((run.folder / "times").read_text()) for run in planned]
-    at_once = max(sum(a <= start < b for a, b in times) for start, _ in times)
-    assert at_once <= parallel and max(most) == parallel
+    assert max(sum(a <= start < b for a, b in times) for start, _ in times) <= parallel and max(most) == parallel
     assert parallel > 1 or times == sorted(times)  # one at a time: in the plan's order
 
 
@@ -130,13 +129,11 @@ def test_a_study_may_be_moved(tmp_path):
     moved = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/quickstart.yaml",)), tmp_path / "new")
     require_same(moved)
     assert all(run.done for run in moved)
-    other = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new")
     with pytest.raises(ConfigError, match=r"started with quickstart\.yaml, but now has other\.yaml"):
-        require_same(other)
+        require_same(plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new"))
 
 
 def test_what_was_started_is_stopped_with_the_study(tmp_path):
-    planned = plan(STUDY, tmp_path)[:1]
     processes = []
 
     def interrupt(running, ended):
@@ -144,7 +141,7 @@ def test_what_was_started_is_stopped_with_the_study(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, callback=interrupt)
+        run_all(plan(STUDY, tmp_path), parallel=1, environment={"SECONDS": "60"}, until=None, callback=interrupt)
     assert processes[0].poll() is not None
 
 
@@ -277,8 +274,7 @@ class TestContent:
         for name, text in files.items():
             Path(name).write_text(text)
         for run in plan(read_study(Path("study.yaml")), Path("out")):
-            settings = settings_of(arguments.parse(run.words), 12)
-            begin_run(run.folder, {"started": "now", **settings})
+            begin_run(run.folder, {"started": "now", **settings_of(arguments.parse(run.words), 12)})
             write_summary(run.folder, {"steps": 3})
             (run.folder / "command.json").write_text(json.dumps(run.words))
 

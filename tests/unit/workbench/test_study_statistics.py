@@ -53,9 +53,8 @@ def test_the_sign_flip_test_counts_all_flips_and_ties_are_those_of_exact_fractio
     exact = [one - other for one, other in pairs]
     flips = [abs(sum(s * d for s, d in zip(signs, exact, strict=True)))
              for signs in itertools.product((-1, 1), repeat=len(exact))]  # fmt: skip
-    expected = sum(flip >= abs(sum(exact)) for flip in flips) / len(flips)
     rounded = [scale * float(one) - scale * float(other) for one, other in pairs]
-    assert statistics.sign_flip_p(rounded) == expected
+    assert statistics.sign_flip_p(rounded) == sum(flip >= abs(sum(exact)) for flip in flips) / len(flips)
     assert statistics.sign(rounded).tolist() == [(d > 0) - (d < 0) for d in exact]
 
 
@@ -71,8 +70,7 @@ def test_the_smallest_p_is_that_of_differences_of_one_sign(pairs, p):
 def test_no_pair_has_no_p_and_many_pairs_have_one():
     assert statistics.sign_flip_p([]) is statistics.sign_flip_p([0.1, float("nan")]) is None
     assert statistics.sign_flip_p([0.0] * 30) == 1
-    rng = np.random.default_rng(4)
-    differences = rng.normal(0.4, 1, size=30)
+    differences = np.random.default_rng(4).normal(0.4, 1, size=30)
     drawn, normal = statistics.sign_flip_p(differences), stats.ttest_1samp(differences, 0).pvalue
     assert drawn == pytest.approx(normal, abs=0.01)
 
@@ -81,9 +79,8 @@ def test_no_pair_has_no_p_and_many_pairs_have_one():
 @given(st.lists(st.floats(0, 1), max_size=7))
 def test_holms_correction(p_values):
     result = statistics.holm(p_values)
-    count = len(p_values)
     for index, p in enumerate(p_values):
         # By its definition: the largest of (m - k) p over all smaller ones, ties in their order.
         before = [(value, place) for place, value in enumerate(p_values) if (value, place) <= (p, index)]
-        scaled = [(count - rank) * value for rank, (value, _) in enumerate(sorted(before))]
+        scaled = [(len(p_values) - rank) * value for rank, (value, _) in enumerate(sorted(before))]
         assert result[index] == pytest.approx(min(1, max(scaled)))
