@@ -185,13 +185,10 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     assert_nothing_is_left(mark)
 
 
-@pytest.mark.parametrize(
-    ("name", "run", "says"),
-    [
-        ("actor_explodes", GRPO | {"actor__adam__lr": 1e30}, "log-probs under today's policy that are not finite"),
-        ("critic_explodes", PPO | {"critic__adam__lr": 1e30}, "FloatingPointError: the loss of WholeBatch"),
-    ],
-)
+@pytest.mark.parametrize(("name", "run", "says"), [
+    ("actor_explodes", GRPO | {"actor__adam__lr": 1e30}, "log-probs under today's policy that are not finite"),
+    ("critic_explodes", PPO | {"critic__adam__lr": 1e30}, "FloatingPointError: the loss of WholeBatch"),
+])  # fmt: skip
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
     result = train(name, str(HERE / "any_learning_rate.py"), status=1, own_ray=True, **RUN | run)
     assert error_of(result).startswith("error: step ") and says in error_of(result)

@@ -26,15 +26,12 @@ def test_every_file_of_the_package_gets_into_the_wheel():
 CHANGELOG = "# Changelog\n\nwords\n\n## 0.2.0, 2026-02-01\n\n### Added\n- new\n\n## 0.1.0, 2026-01-01\n- old\n"
 
 
-@pytest.mark.parametrize(
-    ("tag", "version", "changelog", "says"),
-    [
-        ("0.2.0", "0.2.0", CHANGELOG, "tag is 0.2.0"),
-        ("v0.3.0", "0.3.0", CHANGELOG, "CHANGELOG.md is 0.2.0"),
-        ("v0.2.0", "0.2.0", CHANGELOG.replace("2026-02-01", "not released yet"), "'not released yet'"),
-        ("v0.2.0", "0.2.0", "# Changelog\n", "no entry"),
-    ],
-)
+@pytest.mark.parametrize(("tag", "version", "changelog", "says"), [
+    ("0.2.0", "0.2.0", CHANGELOG, "tag is 0.2.0"),
+    ("v0.3.0", "0.3.0", CHANGELOG, "CHANGELOG.md is 0.2.0"),
+    ("v0.2.0", "0.2.0", CHANGELOG.replace("2026-02-01", "not released yet"), "'not released yet'"),
+    ("v0.2.0", "0.2.0", "# Changelog\n", "no entry"),
+])  # fmt: skip
 def test_tag_that_does_not_fit(tag, version, changelog, says):
     assert check_tag("v0.2.0", "0.2.0", CHANGELOG) == "### Added\n- new"
     with pytest.raises(ValueError, match=says):

@@ -137,15 +137,12 @@ def test_a_home_folder_that_is_not_there():
         list(settings_of("~no_such_user/x"))
 
 
-@pytest.mark.parametrize(
-    ("beside", "line", "found"),
-    [
-        ("helper.py", "import helper", "PYTHONPATH={}"),
-        ("helper/__init__.py", "from helper.inner import f", "PYTHONPATH={}"),
-        ("helper.py", "from . import helper", "PYTHONPATH"),
-        ("helper.py", "import other", ""),
-    ],
-)
+@pytest.mark.parametrize(("beside", "line", "found"), [
+    ("helper.py", "import helper", "PYTHONPATH={}"),
+    ("helper/__init__.py", "from helper.inner import f", "PYTHONPATH={}"),
+    ("helper.py", "from . import helper", "PYTHONPATH"),
+    ("helper.py", "import other", ""),
+])  # fmt: skip
 def test_a_module_beside_the_file(tmp_path, beside, line, found):
     (tmp_path / beside).parent.mkdir(exist_ok=True)
     (tmp_path / beside).touch()

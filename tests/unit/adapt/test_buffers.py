@@ -154,14 +154,11 @@ def test_metrics_by_hand(make_group):
     assert cache.metrics() == kept | {"cache/added": 32, "cache/evicted": 12}
 
 
-@pytest.mark.parametrize(
-    ("kind", "items", "message"),
-    [
-        (HardBuffer, "entries", "hard buffer lost entries"),
-        (ReplayBuffer, "groups", "replay buffer lost groups"),
-        (ResponseCache, "groups", "response cache lost responses"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "items", "message"), [
+    (HardBuffer, "entries", "hard buffer lost entries"),
+    (ReplayBuffer, "groups", "replay buffer lost groups"),
+    (ResponseCache, "groups", "response cache lost responses"),
+])  # fmt: skip
 class TestEveryBuffer:
     def filled(self, kind, make_group):
         """The last four of five. The cache has a limit for each prompt, and the hard buffer one entry a prompt."""

@@ -78,14 +78,11 @@ def test_the_shaping_of_luffy_by_hand():
     assert shaped(0.1) == pytest.approx(1 / 2) and shaped(0.9) == pytest.approx(0.9) and shaped(0.0) == 0
 
 
-@pytest.mark.parametrize(
-    ("weights", "full", "share"),
-    [
-        ([7], 1, 1),
-        ([1, 3], 2, Fraction(16, 20)),
-        ([1, 1, 1, 5], 16, Fraction(64, 448)),  # four of sixteen responses
-    ],
-)
+@pytest.mark.parametrize(("weights", "full", "share"), [
+    ([7], 1, 1),
+    ([1, 3], 2, Fraction(16, 20)),
+    ([1, 1, 1, 5], 16, Fraction(64, 448)),  # four of sixteen responses
+])  # fmt: skip
 def test_factor_is_the_root_of_kishs_sample_size_as_a_share_of_a_full_batch(weights, full, share):
     result = learning_rate_factor(np.log(np.array(weights, dtype=float)), full)
     assert result == pytest.approx(math.sqrt(share), rel=1e-12)

@@ -25,17 +25,14 @@ class TestSignal:
         verdicts = [has_signal(make_group(right, size=size)) for right in range(size + 1)]
         assert verdicts == [False] + [True] * (size - 1) + [False]
 
-    @pytest.mark.parametrize(
-        ("rewards", "expected"),
-        [
-            ([0.1] * 8, False),  # equal, though the mean is inside [1/G, (G-1)/G]
-            ([0.0] * 7 + [0.01], True),  # differ, though the mean is below 1/G
-            ([1.0] * 7 + [0.99], True),  # differ, though the mean is above (G-1)/G
-            ([-1.0, 1.0], True),
-            ([5.0, 7.0], True),
-            ([1.0, 0.99999994, 1.0], False),  # two orders of one sum in float32
-        ],
-    )
+    @pytest.mark.parametrize(("rewards", "expected"), [
+        ([0.1] * 8, False),  # equal, though the mean is inside [1/G, (G-1)/G]
+        ([0.0] * 7 + [0.01], True),  # differ, though the mean is below 1/G
+        ([1.0] * 7 + [0.99], True),  # differ, though the mean is above (G-1)/G
+        ([-1.0, 1.0], True),
+        ([5.0, 7.0], True),
+        ([1.0, 0.99999994, 1.0], False),  # two orders of one sum in float32
+    ])  # fmt: skip
     def test_other_rewards_have_signal_when_they_differ(self, make_group, rewards, expected):
         assert has_signal(make_group(rewards)) is expected
 

@@ -78,15 +78,12 @@ class TestGroup:
         rewards = [float(text), float(np.float32(text))]
         assert make_group(rewards).rewards == (F(text), F(text))
 
-    @pytest.mark.parametrize(
-        ("low", "high", "rewards", "mapped"),
-        [
-            (0, 2, [0, 1, 2, 2], [F(0), F(1, 2), F(1), F(1)]),
-            (-1, 1, [-1, 0, 1, 0.5], [F(0), F(1, 2), F(1), F(3, 4)]),
-            (0, 3, [1, 2, 3, 0], [F(1, 3), F(2, 3), F(1), F(0)]),
-            (0, 2, [3, -1, 0, 2], [F(3, 2), F(-1, 2), F(0), F(1)]),  # outside the range
-        ],
-    )
+    @pytest.mark.parametrize(("low", "high", "rewards", "mapped"), [
+        (0, 2, [0, 1, 2, 2], [F(0), F(1, 2), F(1), F(1)]),
+        (-1, 1, [-1, 0, 1, 0.5], [F(0), F(1, 2), F(1), F(3, 4)]),
+        (0, 3, [1, 2, 3, 0], [F(1, 3), F(2, 3), F(1), F(0)]),
+        (0, 2, [3, -1, 0, 2], [F(3, 2), F(-1, 2), F(0), F(1)]),  # outside the range
+    ])  # fmt: skip
     def test_rewards_are_mapped_from_the_tasks_range(self, make_group, low, high, rewards, mapped):
         group = replace(make_group(rewards), reward_range=(F(low), F(high)))
         assert group.rewards == tuple(mapped) and group.mean == sum(mapped) / 4

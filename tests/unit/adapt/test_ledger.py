@@ -56,21 +56,18 @@ def test_uses_are_the_steps_that_trained_on_a_group(batch_of):
     assert +again.responses == {name: 8 * count for name, count in again.counts.items() if count}
 
 
-@pytest.mark.parametrize(
-    ("generated", "lists", "named", "states"),
-    [
-        ([1], {}, 1, []),  # lost
-        ([1, 2], {"fresh": [1, 2], "cut": [2]}, 2, ["fresh", "cut"]),  # in two states
-        ([], {"fresh": [5]}, 5, ["fresh"]),  # not of this step
-        ([7, 8], {"filtered": [7], "too_far": [3]}, 3, ["too_far"]),  # one lost, another invented: the counts balance
-        ([1, 2], {"cut": [1, 1]}, 1, ["cut", "cut"]),  # one lost, another twice: the counts balance
-        ([1, 1], {"fresh": [1]}, 1, ["fresh"]),  # two groups of one number
-        ([4], {"replayed": [4]}, 4, ["replayed"]),  # trained on as if it were of an earlier step
-        ([4], {"fresh": [4], "replayed": [4]}, 4, ["fresh", "replayed"]),  # trained on twice
-        ([4], {"nonfinite": [4], "unused": [4]}, 4, ["nonfinite", "unused"]),
-        ([], {"replayed": [4, 4]}, 4, ["replayed", "replayed"]),
-    ],
-)
+@pytest.mark.parametrize(("generated", "lists", "named", "states"), [
+    ([1], {}, 1, []),  # lost
+    ([1, 2], {"fresh": [1, 2], "cut": [2]}, 2, ["fresh", "cut"]),  # in two states
+    ([], {"fresh": [5]}, 5, ["fresh"]),  # not of this step
+    ([7, 8], {"filtered": [7], "too_far": [3]}, 3, ["too_far"]),  # one lost, another invented: the counts balance
+    ([1, 2], {"cut": [1, 1]}, 1, ["cut", "cut"]),  # one lost, another twice: the counts balance
+    ([1, 1], {"fresh": [1]}, 1, ["fresh"]),  # two groups of one number
+    ([4], {"replayed": [4]}, 4, ["replayed"]),  # trained on as if it were of an earlier step
+    ([4], {"fresh": [4], "replayed": [4]}, 4, ["fresh", "replayed"]),  # trained on twice
+    ([4], {"nonfinite": [4], "unused": [4]}, 4, ["nonfinite", "unused"]),
+    ([], {"replayed": [4, 4]}, 4, ["replayed", "replayed"]),
+])  # fmt: skip
 def test_what_does_not_add_up_is_an_error_and_enters_nothing(batch_of, generated, lists, named, states):
     groups, _ = batch_of(fresh=generated)
     _, batch = batch_of(**lists)

@@ -111,15 +111,12 @@ def test_all_are_equal_if_and_only_if_the_greatest_is_the_same_as_the_least(star
     assert without_rounding([rewards[place] for place in order]) == tuple(result[place] for place in order)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "equal"),
-    [
-        ((1.0, BELOW_1, 1.0, BELOW_1), 1.0),
-        ((0.1 + 0.2, 0.3, 0.3), 0.3),
-        ((float(np.sum(np.float32([0.7, 0.2, 0.1]))), float(np.float32(0.9) + np.float32(0.1))), 1.0),
-        ((100.00001, 100.0), 100.0),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "equal"), [
+    ((1.0, BELOW_1, 1.0, BELOW_1), 1.0),
+    ((0.1 + 0.2, 0.3, 0.3), 0.3),
+    ((float(np.sum(np.float32([0.7, 0.2, 0.1]))), float(np.float32(0.9) + np.float32(0.1))), 1.0),
+    ((100.00001, 100.0), 100.0),
+])  # fmt: skip
 def test_rewards_that_are_the_same_become_the_shortest(rewards, equal):
     assert without_rounding(rewards) == (equal,) * len(rewards)
 

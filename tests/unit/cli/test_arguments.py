@@ -171,29 +171,26 @@ class TestYaml:
         assert config.flags_of(by_yaml) == config.flags_of(by_words)
         assert by_yaml.adapt.c2 == ["1/8", "3/8"] and by_yaml.adapt.c3 == ["5/8"]
 
-    @pytest.mark.parametrize(
-        ("text", "named"),
-        [
-            ("adapt: {bufer_size: 1}", r"config.yaml: unknown flag adapt.bufer_size; did you mean adapt.buffer_size\?"),
-            ("adapt.buffer: 3", r"unknown flag adapt.buffer; did you mean adapt.buffer_size\?"),  # no beginnings
-            ("algoritm: grpo", r"unknown flag algoritm; did you mean algorithm\?"),
-            ("runs:\n", "unknown flag runs"),
-            ("run: {nam: }", "unknown flag run.nam"),
-            ("train: {colocate_all: 1}", "train.colocate_all is '1'"),
-            ("train: {colocate_all: null}", "train.colocate_all is None"),
-            ("actor.adam.lr: 1e-6x", "config.yaml: actor.adam.lr is '1e-6x'"),
-            ("reward: reward.py", "config.yaml: reward is 'reward.py'.*remote_url"),
-            ("algo.kl: 0.1", "config.yaml: algo.kl is '0.1'.*init_coef"),
-            ("adapt: {options: {x: 1}}", "config.yaml: adapt.options holds x: 1"),
-            ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
-            ("adapt: {c2: []}", "--adapt.c2: expected"),
-            ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]"),
-            ("reward.clip_range: [1]", "--reward.clip_range: expected"),
-            ("config: other.yaml", "config.yaml: a config file cannot name another"),
-            ("- a", "config.yaml must hold flags"),
-            ("a: [1", "config.yaml is not valid YAML"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "named"), [
+        ("adapt: {bufer_size: 1}", r"config.yaml: unknown flag adapt.bufer_size; did you mean adapt.buffer_size\?"),
+        ("adapt.buffer: 3", r"unknown flag adapt.buffer; did you mean adapt.buffer_size\?"),  # no beginnings
+        ("algoritm: grpo", r"unknown flag algoritm; did you mean algorithm\?"),
+        ("runs:\n", "unknown flag runs"),
+        ("run: {nam: }", "unknown flag run.nam"),
+        ("train: {colocate_all: 1}", "train.colocate_all is '1'"),
+        ("train: {colocate_all: null}", "train.colocate_all is None"),
+        ("actor.adam.lr: 1e-6x", "config.yaml: actor.adam.lr is '1e-6x'"),
+        ("reward: reward.py", "config.yaml: reward is 'reward.py'.*remote_url"),
+        ("algo.kl: 0.1", "config.yaml: algo.kl is '0.1'.*init_coef"),
+        ("adapt: {options: {x: 1}}", "config.yaml: adapt.options holds x: 1"),
+        ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
+        ("adapt: {c2: []}", "--adapt.c2: expected"),
+        ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]"),
+        ("reward.clip_range: [1]", "--reward.clip_range: expected"),
+        ("config: other.yaml", "config.yaml: a config file cannot name another"),
+        ("- a", "config.yaml must hold flags"),
+        ("a: [1", "config.yaml is not valid YAML"),
+    ])  # fmt: skip
     def test_what_a_file_cannot_say(self, yaml_file, text, named):
         with pytest.raises(ConfigError, match=named):
             parse("--config", yaml_file(text))
@@ -241,21 +238,18 @@ class TestThresholds:
         adapt = parse("--config", path, "configs/methods/bapo_mini_test.yaml").adapt
         assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
-    @pytest.mark.parametrize(
-        ("words", "named"),
-        [
-            ("--adapt.c2 3/8 --adapt.c3 2/8", r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
-            ("--adapt.c2 1/8 6/8", r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
-            ("--adapt.c2 4/8 1/8", r"adapt\.c2 is 4/8 1/8"),
-            ("--adapt.c2 0 1/8 2/8", r"adapt\.c2 has 3 values"),
-            ("--adapt.c3 1/2 1.01", r"adapt\.c3 is 1\.01"),
-            ("--adapt.c2=-0.1", r"adapt\.c2 is -0\.1"),
-            ("--adapt.c1 8/8", r"adapt\.c1 is 1"),
-            ("--adapt.c1 1/0", r"adapt\.c1: '1/0'"),
-            ("--adapt.c3 1/2 nan", r"adapt\.c3: 'nan'"),
-            ("--adapt.reward_range 2 0", r"adapt\.reward_range is \['2', '0'\]"),
-        ],
-    )
+    @pytest.mark.parametrize(("words", "named"), [
+        ("--adapt.c2 3/8 --adapt.c3 2/8", r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
+        ("--adapt.c2 1/8 6/8", r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
+        ("--adapt.c2 4/8 1/8", r"adapt\.c2 is 4/8 1/8"),
+        ("--adapt.c2 0 1/8 2/8", r"adapt\.c2 has 3 values"),
+        ("--adapt.c3 1/2 1.01", r"adapt\.c3 is 1\.01"),
+        ("--adapt.c2=-0.1", r"adapt\.c2 is -0\.1"),
+        ("--adapt.c1 8/8", r"adapt\.c1 is 1"),
+        ("--adapt.c1 1/0", r"adapt\.c1: '1/0'"),
+        ("--adapt.c3 1/2 nan", r"adapt\.c3: 'nan'"),
+        ("--adapt.reward_range 2 0", r"adapt\.reward_range is \['2', '0'\]"),
+    ])  # fmt: skip
     def test_refused(self, words, named):
         with pytest.raises(ConfigError, match=named):
             parse("--adapt.method", "bapo", *words.split())
@@ -403,18 +397,15 @@ class TestFilesThatDisagree:
 class TestChosenFlags:
     TASK = "algorithm: bapo_grpo\ndata.prompt_dataset: d\nadapt.c1: 1/4"
 
-    @pytest.mark.parametrize(
-        ("more", "words", "of_the_file"),
-        [
-            ("", [], True),
-            ("", ["--algorithm", "bapo_grpo"], True),
-            ("", ["--algorithm", "grpo"], False),
-            ("", ["--algorithm", "ba_ppo"], False),
-            ("", ["--adapt.method", "mopps"], False),
-            ("\nadapt.method: mopps", ["--adapt.method", "mopps"], True),
-            ("\nadapt.method: mopps", ["--adapt.method", "dots"], False),
-        ],
-    )
+    @pytest.mark.parametrize(("more", "words", "of_the_file"), [
+        ("", [], True),
+        ("", ["--algorithm", "bapo_grpo"], True),
+        ("", ["--algorithm", "grpo"], False),
+        ("", ["--algorithm", "ba_ppo"], False),
+        ("", ["--adapt.method", "mopps"], False),
+        ("\nadapt.method: mopps", ["--adapt.method", "mopps"], True),
+        ("\nadapt.method: mopps", ["--adapt.method", "dots"], False),
+    ])  # fmt: skip
     def test_those_of_a_file_for_another_are_left_out(self, yaml_file, more, words, of_the_file):
         chosen = parse("--config", yaml_file(self.TASK + more), *words, "--adapt.eps", "1e-6").chosen
         assert [name in chosen for name in ("adapt.c1", "adapt.eps", "adapt.c2")] == [of_the_file, True, False]

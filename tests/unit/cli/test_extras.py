@@ -20,15 +20,12 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "lacks", "remedy"),
-    [
-        (RUN.format("pandas", ["report", "x"]), "pandas", "'.[pages]'"),
-        (RUN.format("scipy", ["study", "--config", "x", "--check"]), "scipy", "`make`"),
-        (MARKDOWN, "tabulate", "'.[pages]'"),
-        (RUN.format("bapo_openrlhf.adapt", ["methods"]), "Traceback", ""),  # nothing here installs it
-    ],
-)
+@pytest.mark.parametrize(("code", "lacks", "remedy"), [
+    (RUN.format("pandas", ["report", "x"]), "pandas", "'.[pages]'"),
+    (RUN.format("scipy", ["study", "--config", "x", "--check"]), "scipy", "`make`"),
+    (MARKDOWN, "tabulate", "'.[pages]'"),
+    (RUN.format("bapo_openrlhf.adapt", ["methods"]), "Traceback", ""),  # nothing here installs it
+])  # fmt: skip
 def test_a_command_says_in_one_line_what_to_install(code, lacks, remedy):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     lines = done.stderr.splitlines()

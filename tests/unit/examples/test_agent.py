@@ -25,14 +25,11 @@ class Engine:
         return SimpleNamespace(outputs=[output])
 
 
-@pytest.mark.parametrize(
-    ("answers", "reward", "text"),
-    [
-        (("3*5+7",), 1.0, "3 5 7:22=3*5+7<eos>"),
-        (("3+5+7", "7+3*5"), 0.5, "3 5 7:22=3+5+7<eos> 3 5 7:22=7+3*5<eos>"),
-        (("3+5", ""), 0.0, "3 5 7:22=3+5<eos> 3 5 7:22=<eos>"),
-    ],
-)
+@pytest.mark.parametrize(("answers", "reward", "text"), [
+    (("3*5+7",), 1.0, "3 5 7:22=3*5+7<eos>"),
+    (("3+5+7", "7+3*5"), 0.5, "3 5 7:22=3+5+7<eos> 3 5 7:22=7+3*5<eos>"),
+    (("3+5", ""), 0.0, "3 5 7:22=3+5<eos> 3 5 7:22=<eos>"),
+])  # fmt: skip
 def test_second_try(answers, reward, text):
     executor = user_file.load("agent", EXAMPLES / "agent" / "second_try.py").AgentExecutor()
     request = {"prompt": "3 5 7:22=", "label": "3 5 7:22", "sampling_params": SamplingParams(logprobs=1)}

@@ -266,15 +266,12 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"steps": 0},
-        {"clean": 1.5},
-        *({"mix": mix} for mix in ({"huge": 1.0}, {"easy": 0.0}, {"easy": -1.0, "hard": 2.0})),
-        *({"wrong": wrong} for wrong in ({"easy": 0.1}, {"easy": 0.1, "medium": 2.0, "hard": 0.1})),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"steps": 0},
+    {"clean": 1.5},
+    *({"mix": mix} for mix in ({"huge": 1.0}, {"easy": 0.0}, {"easy": -1.0, "hard": 2.0})),
+    *({"wrong": wrong} for wrong in ({"easy": 0.1}, {"easy": 0.1, "medium": 2.0, "hard": 0.1})),
+])  # fmt: skip
 def test_bad_settings_are_refused(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         BaseModelSettings(**change)

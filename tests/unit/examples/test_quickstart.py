@@ -76,14 +76,11 @@ def test_numbers_of_prompts_that_cannot_be_made_are_refused(prepare, number, cap
     assert f"--prompts is {number}; it must be 1 to 2500" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "folder", "words"),
-    [
-        ([], "quickstart", ["--run.overwrite"]),  # its own folder
-        (["--run.name", "seed1", "--train.seed", "1"], "seed1", ["--run.name", "seed1", "--train.seed", "1"]),
-        (["--run.name=seed1"], "seed1", ["--run.name", "seed1"]),
-    ],
-)
+@pytest.mark.parametrize(("flags", "folder", "words"), [
+    ([], "quickstart", ["--run.overwrite"]),  # its own folder
+    (["--run.name", "seed1", "--train.seed", "1"], "seed1", ["--run.name", "seed1", "--train.seed", "1"]),
+    (["--run.name=seed1"], "seed1", ["--run.name", "seed1"]),
+])  # fmt: skip
 def test_only_its_own_run_is_replaced(flags, folder, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     calls, drawn = [], []

@@ -16,15 +16,12 @@ def arpo(capacity: int = 8, **options) -> ARPO:
 
 
 class TestExchange:
-    @pytest.mark.parametrize(
-        ("rewards", "failed"),
-        [
-            (["0.2", "0.2"], False),  # the mean is no longer below 0.2
-            (["0.19", "0.19"], True),
-            (["0.1", "0"], False),  # the standard deviation is 0.05, no longer below
-            (["0.09", "0"], True),
-        ],
-    )
+    @pytest.mark.parametrize(("rewards", "failed"), [
+        (["0.2", "0.2"], False),  # the mean is no longer below 0.2
+        (["0.19", "0.19"], True),
+        (["0.1", "0"], False),  # the standard deviation is 0.05, no longer below
+        (["0.09", "0"], True),
+    ])  # fmt: skip
     def test_when_a_group_has_failed(self, make, rewards, failed):
         assert arpo().has_failed(make(rewards, "a")) is failed
 

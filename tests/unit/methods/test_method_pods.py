@@ -30,14 +30,11 @@ def test_what_stays_is_a_best_subset(rewards, data):
     assert tuple(chosen) in rules.pods_subsets(rewards, size)  # in order, each once
 
 
-@pytest.mark.parametrize(
-    ("rewards", "size", "stay"),
-    [
-        ("0 1 1", 2, [0, 1]),
-        ("0.01 0.05 0.01 0.05", 3, [1, 2, 3]),  # as floats, two low ones have a larger variance than two high ones
-        ("0 0 0 0 1 1 1 1", 5, [0, 1, 2, 6, 7]),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "size", "stay"), [
+    ("0 1 1", 2, [0, 1]),
+    ("0.01 0.05 0.01 0.05", 3, [1, 2, 3]),  # as floats, two low ones have a larger variance than two high ones
+    ("0 0 0 0 1 1 1 1", 5, [0, 1, 2, 6, 7]),
+])  # fmt: skip
 def test_of_equal_variances_the_first_in_the_authors_order_stays(rewards, size, stay):
     """They try only the highest, then only the lowest, and then one high one more each time.
 

@@ -289,14 +289,11 @@ def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped
         assert pickle.dumps(state) == dumped
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "fresh"),
-    [
-        ("bapo", {"capacity": 2, "replay_steps": 1, "c2": HALF, "c3": HALF}, 0),
-        ("dots", {"capacity": 4}, 0),
-        ("remix", {"capacity": 4, "replay_share": Fraction(1, 2)}, 2),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "fresh"), [
+    ("bapo", {"capacity": 2, "replay_steps": 1, "c2": HALF, "c3": HALF}, 0),
+    ("dots", {"capacity": 4}, 0),
+    ("remix", {"capacity": 4, "replay_share": Fraction(1, 2)}, 2),
+])  # fmt: skip
 def test_replays_are_drawn_evenly(name, options, fresh, make_group):
     """Which 2 of 5 are replayed, over many draws: chi-square with 9 degrees of freedom."""
     method = method_class(name)(group_size=8, seed=11, **options)
@@ -333,27 +330,24 @@ def test_a_method_needs_only_build_batch(file):
 FLAGS = GIVEN | {"method": "bapo", "options": [], "ratio": "behaviour", "batch_size": None, "eps": 1e-6, "c2": "c2"}
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "named"),
-    [
-        ("Mine", "size", "adapt.options has 'size'.* size=5, share=0.5, name=x, on=False, c=1/8"),
-        ("Mine", "sise=3", "adapt.options has 'sise=3'"),
-        ("Mine", "seed=3", "adapt.options has 'seed=3'"),
-        ("Mine", "size=3.5", "adapt.options has 'size=3.5'.* a whole number"),
-        ("Mine", "share=half", "adapt.options has 'share=half'.* a number"),
-        ("Mine", "on=yes", "adapt.options has 'on=yes'.* true or false"),
-        ("Mine", "c=1/0", "adapt.options has 'c=1/0'.* a number"),
-        ("Mine", "size=0", "Mine .*ValueError: size is 0"),
-        ("Plain", "a=1", "adapt.options has 'a=1'.* none"),
-        ("Named", "ks=3", r"adapt.options has 'ks=3'.* \(1, 2\)"),
-        ("Named", "least=3", "adapt.options has 'least=3'.* None"),
-        ("Loose", None, r"Loose: .*\*\*kwargs"),
-        ("Clash", None, "Clash: .* ratio .* 0.5, .*'behaviour'"),
-        ("Unset", None, "Unset: .* batch_size .* 0, .*None"),
-        ("Demanding", None, "Demanding: .* strength .* default"),
-        ("Broken", None, "Broken .*ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize(("name", "option", "named"), [
+    ("Mine", "size", "adapt.options has 'size'.* size=5, share=0.5, name=x, on=False, c=1/8"),
+    ("Mine", "sise=3", "adapt.options has 'sise=3'"),
+    ("Mine", "seed=3", "adapt.options has 'seed=3'"),
+    ("Mine", "size=3.5", "adapt.options has 'size=3.5'.* a whole number"),
+    ("Mine", "share=half", "adapt.options has 'share=half'.* a number"),
+    ("Mine", "on=yes", "adapt.options has 'on=yes'.* true or false"),
+    ("Mine", "c=1/0", "adapt.options has 'c=1/0'.* a number"),
+    ("Mine", "size=0", "Mine .*ValueError: size is 0"),
+    ("Plain", "a=1", "adapt.options has 'a=1'.* none"),
+    ("Named", "ks=3", r"adapt.options has 'ks=3'.* \(1, 2\)"),
+    ("Named", "least=3", "adapt.options has 'least=3'.* None"),
+    ("Loose", None, r"Loose: .*\*\*kwargs"),
+    ("Clash", None, "Clash: .* ratio .* 0.5, .*'behaviour'"),
+    ("Unset", None, "Unset: .* batch_size .* 0, .*None"),
+    ("Demanding", None, "Demanding: .* strength .* default"),
+    ("Broken", None, "Broken .*ZeroDivisionError"),
+])  # fmt: skip
 def test_what_a_constructor_does_not_take(file, name, option, named):
     with pytest.raises(ConfigError, match=named):
         build(method_class(f"{file}:{name}"), FLAGS, [option] if option else [])
@@ -390,19 +384,16 @@ def test_fields_without_a_dataclass():
             build(kind, GIVEN, [])
 
 
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("bappo", "bappo"),
-        ("mine.py:", "mine.py:"),
-        ("FOLDER/nothing.py:Mine", "nothing.py"),
-        ("FOLDER/mine.py:Nobody", "Nobody"),
-        ("FOLDER/mine.py:Other", "Other"),
-        ("FOLDER/mine.py:number", "number"),
-        ("FOLDER/mine.py:Partial", "build_batch"),
-        ("FOLDER/broken.py:Mine", "ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize(("name", "named"), [
+    ("bappo", "bappo"),
+    ("mine.py:", "mine.py:"),
+    ("FOLDER/nothing.py:Mine", "nothing.py"),
+    ("FOLDER/mine.py:Nobody", "Nobody"),
+    ("FOLDER/mine.py:Other", "Other"),
+    ("FOLDER/mine.py:number", "number"),
+    ("FOLDER/mine.py:Partial", "build_batch"),
+    ("FOLDER/broken.py:Mine", "ZeroDivisionError"),
+])  # fmt: skip
 def test_what_is_no_method_is_refused(file, name, named):
     (file.parent / "broken.py").write_text("1 / 0\n")
     for _ in range(2):  # a failed import leaves nothing behind

@@ -169,16 +169,13 @@ def to_folder(path):
     path.mkdir()
 
 
-@pytest.mark.parametrize(
-    ("file", "damage", "message"),
-    [
-        (f"_critic/{TAG}/mp_rank_00_model_states.pt", Path.unlink, "is missing"),
-        (f"_actor/{TAG}/metric.json", cut, "has 1 bytes instead of 2"),
-        (f"_actor/{TAG}/metric.json", to_folder, "is not a file"),
-        (f"_adapt/{TAG}/manifest.json", Path.unlink, "is missing"),
-        (f"_adapt/{TAG}/manifest.json", cut, "is damaged or cut short"),
-    ],
-)
+@pytest.mark.parametrize(("file", "damage", "message"), [
+    (f"_critic/{TAG}/mp_rank_00_model_states.pt", Path.unlink, "is missing"),
+    (f"_actor/{TAG}/metric.json", cut, "has 1 bytes instead of 2"),
+    (f"_actor/{TAG}/metric.json", to_folder, "is not a file"),
+    (f"_adapt/{TAG}/manifest.json", Path.unlink, "is missing"),
+    (f"_adapt/{TAG}/manifest.json", cut, "is damaged or cut short"),
+])  # fmt: skip
 def test_damage_is_named_and_passed_over(tmp_path, file, damage, message):
     save(tmp_path, "global_step2")
     store = save(tmp_path, TAG)
@@ -526,21 +523,18 @@ def test_disk_full_while_completing(small_disk):
     assert newest(store)[0] == "global_step2"
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "function", "part"),
-    [
-        ("begin", ["global_step9"], "mkdir", "_adapt/global_step9"),
-        ("complete", [TAG, 3], "scandir", "_actor/global_step3/zero"),
-        ("complete", [TAG, 3], "lstat", "_actor/global_step3/zero/optim_states.pt"),
-        ("complete", [TAG, 3], "replace", "_adapt/global_step3/.manifest.json"),
-        ("check", [TAG], "lstat", "_actor/global_step3/metric.json"),
-        ("tags", [], "scandir", "_adapt"),
-        ("newest_whole", [print], "scandir", "_adapt"),
-        ("has_foreign", [], "scandir", "_actor"),
-        ("has_models", [TAG], "scandir", "_actor/global_step3"),
-        ("remove_unfinished", [], "listdir", "_adapt/global_step3"),
-    ],
-)
+@pytest.mark.parametrize(("method", "arguments", "function", "part"), [
+    ("begin", ["global_step9"], "mkdir", "_adapt/global_step9"),
+    ("complete", [TAG, 3], "scandir", "_actor/global_step3/zero"),
+    ("complete", [TAG, 3], "lstat", "_actor/global_step3/zero/optim_states.pt"),
+    ("complete", [TAG, 3], "replace", "_adapt/global_step3/.manifest.json"),
+    ("check", [TAG], "lstat", "_actor/global_step3/metric.json"),
+    ("tags", [], "scandir", "_adapt"),
+    ("newest_whole", [print], "scandir", "_adapt"),
+    ("has_foreign", [], "scandir", "_actor"),
+    ("has_models", [TAG], "scandir", "_actor/global_step3"),
+    ("remove_unfinished", [], "listdir", "_adapt/global_step3"),
+])  # fmt: skip
 def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, arguments, function, part):
     store = save(tmp_path, TAG)
     let_fail(monkeypatch, function, errno.EACCES, lambda path: part in path)

@@ -146,25 +146,22 @@ class Text(str):
 Pair = collections.namedtuple("Pair", "a b")
 
 
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [
-        ({1}, "is of type set"),
-        (collections.OrderedDict(), "is of type OrderedDict"),
-        (Pair(1, 2), "is of type Pair"),
-        (Colour.RED, "is of type Colour"),
-        (Text("x"), "is of type Text"),
-        (np.array([1], ">i4"), "has dtype >i4"),
-        (np.array([None]), "has dtype |O"),
-        (np.ma.masked_array([1.0]), "is of type MaskedArray"),
-        (torch.zeros(2, dtype=torch.complex128), "is a tensor of torch.complex128"),
-        (torch.eye(2).to_sparse(), "torch.sparse_coo"),
-        (torch.zeros(2, device="meta"), "on meta"),
-        (torch.nn.Parameter(torch.zeros(2)), "is of type Parameter"),
-        ({3: 1}, "has the key 3 of type int"),
-        ({Text("x"): 1}, "has the key 'x' of type Text"),
-    ],
-)
+@pytest.mark.parametrize(("value", "what"), [
+    ({1}, "is of type set"),
+    (collections.OrderedDict(), "is of type OrderedDict"),
+    (Pair(1, 2), "is of type Pair"),
+    (Colour.RED, "is of type Colour"),
+    (Text("x"), "is of type Text"),
+    (np.array([1], ">i4"), "has dtype >i4"),
+    (np.array([None]), "has dtype |O"),
+    (np.ma.masked_array([1.0]), "is of type MaskedArray"),
+    (torch.zeros(2, dtype=torch.complex128), "is a tensor of torch.complex128"),
+    (torch.eye(2).to_sparse(), "torch.sparse_coo"),
+    (torch.zeros(2, device="meta"), "on meta"),
+    (torch.nn.Parameter(torch.zeros(2)), "is of type Parameter"),
+    ({3: 1}, "has the key 3 of type int"),
+    ({Text("x"): 1}, "has the key 'x' of type Text"),
+])  # fmt: skip
 def test_other_values_are_refused_by_their_place(tmp_path, value, what):
     save_state(tmp_path, {"kept": np.ones(3)})
     state = {"replay": {"groups": [0, 1, 2, {"extras": {"x": value}}]}}
@@ -275,19 +272,16 @@ def test_bytes_of_a_document_changed_at_random(tmp_path):
             read_document(path, KIND)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is damaged or cut short"),
-        ("[1]", "is not a"),
-        ('{"kind": "another", "format": 3}', "is not a"),
-        ("[" * 100_000, "is damaged or cut short"),
-        ('{"kind": "a kind"}', "has format None"),
-        ('{"kind": "a kind", "format": 9, "blake2b": "another way"}', "newer version"),
-        ('{"kind": "a kind", "format": 3}', "its digest is None"),
-        ('{"kind": "a kind", "format": 3, "blake2b": ""}', "its digest is ''"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "is damaged or cut short"),
+    ("[1]", "is not a"),
+    ('{"kind": "another", "format": 3}', "is not a"),
+    ("[" * 100_000, "is damaged or cut short"),
+    ('{"kind": "a kind"}', "has format None"),
+    ('{"kind": "a kind", "format": 9, "blake2b": "another way"}', "newer version"),
+    ('{"kind": "a kind", "format": 3}', "its digest is None"),
+    ('{"kind": "a kind", "format": 3, "blake2b": ""}', "its digest is ''"),
+])  # fmt: skip
 def test_other_files_versions_and_kinds(tmp_path, text, message):
     (tmp_path / "document").write_text(text)
     with pytest.raises(CheckpointError, match=message):

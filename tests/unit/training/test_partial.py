@@ -44,16 +44,13 @@ def sampled(run, response, weights: list[int]) -> list[float]:
     return wanted
 
 
-@pytest.mark.parametrize(
-    ("budget", "queue", "delay", "prompts", "algorithm"),
-    [
-        (1, 0, 1, 16, "bapo_grpo"),
-        (2, 0, 1, 14, "ba_ppo"),
-        (2, 0, 2, 16, "bapo_grpo"),
-        (2, 2, 1, 14, "bapo_grpo"),
-        (2, 2, 2, 16, "bapo_grpo"),
-    ],
-)
+@pytest.mark.parametrize(("budget", "queue", "delay", "prompts", "algorithm"), [
+    (1, 0, 1, 16, "bapo_grpo"),
+    (2, 0, 1, 14, "ba_ppo"),
+    (2, 0, 2, 16, "bapo_grpo"),
+    (2, 2, 1, 14, "bapo_grpo"),
+    (2, 2, 2, 16, "bapo_grpo"),
+])  # fmt: skip
 class TestRun:
     """Also ahead of training. Then a response that has stopped goes on in the next rollout."""
 

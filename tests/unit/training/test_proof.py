@@ -101,16 +101,13 @@ def test_what_is_said_of_the_first_step_of_a_process(since, agent):
     assert warned.step(0.4, 2000) == "warns" and warned.warnings[0][:2] == (since + 1, "gap")
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"rollout.top_p": 0.9}, "rollout.top_p is 0.9"),
-        ({MODEL: json.dumps({"num_local_experts": 8})}, "experts"),
-        ({MODEL: json.dumps({"text_config": {"n_routed_experts": 64}})}, "experts"),
-        ({MODEL: json.dumps({"quantization_config": {"quant_method": "fp8"}})}, "quantized"),
-        ({MODEL: json.dumps({"num_experts": 1, "num_experts_per_tok": None})}, None),  # a dense model
-    ],
-)
+@pytest.mark.parametrize(("flags", "named"), [
+    ({"rollout.top_p": 0.9}, "rollout.top_p is 0.9"),
+    ({MODEL: json.dumps({"num_local_experts": 8})}, "experts"),
+    ({MODEL: json.dumps({"text_config": {"n_routed_experts": 64}})}, "experts"),
+    ({MODEL: json.dumps({"quantization_config": {"quant_method": "fp8"}})}, "quantized"),
+    ({MODEL: json.dumps({"num_experts": 1, "num_experts_per_tok": None})}, None),  # a dense model
+])  # fmt: skip
 def test_what_is_known_to_differ_only_warns(flags, named):
     run = Run(**flags)
     assert run.step(5.0, 2000) == ("warns" if named else "ends")
@@ -121,18 +118,15 @@ def batch(*on_policy):
     return SimpleNamespace(origins=[experience.SampleOrigin("fresh", today, None, None) for today in on_policy])
 
 
-@pytest.mark.parametrize(
-    ("flags", "on_policy", "asked"),
-    [
-        ({}, (True, True), [0.05]),  # twice the gap
-        ({}, (True, False), [None]),
-        ({"adapt.ratio": "decoupled"}, (True, False), [0.05]),
-        ({"adapt.keep_dropout": True}, (True, True), []),
-        ({"ds.lora.rank": 8}, (True, True), [0.05]),
-        ({"ds.lora.rank": 8, "ds.lora.dropout": 0.1}, (True, True), []),
-        ({"ds.lora.dropout": 0.1}, (True, True), [0.05]),
-    ],
-)
+@pytest.mark.parametrize(("flags", "on_policy", "asked"), [
+    ({}, (True, True), [0.05]),  # twice the gap
+    ({}, (True, False), [None]),
+    ({"adapt.ratio": "decoupled"}, (True, False), [0.05]),
+    ({"adapt.keep_dropout": True}, (True, True), []),
+    ({"ds.lora.rank": 8}, (True, True), [0.05]),
+    ({"ds.lora.rank": 8, "ds.lora.dropout": 0.1}, (True, True), []),
+    ({"ds.lora.dropout": 0.1}, (True, True), [0.05]),
+])  # fmt: skip
 def test_when_the_actor_looks_at_the_first_ratio(no_ray, flags, on_policy, asked):
     run = Run(**flags)
     run.state.gap = Gap(absolute=0.025, tokens=10, step=0)

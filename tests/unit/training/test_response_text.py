@@ -57,17 +57,14 @@ def named(queries, prompts, labels, responses):
     return responses
 
 
-@pytest.mark.parametrize(
-    ("function", "returned", "names"),
-    [
-        (named, ["r"], True),
-        (lambda queries, prompts, labels: 0, 0, False),
-        (lambda queries, prompts, labels, **keywords: keywords["responses"], ["r"], False),
-        (lambda queries, prompts, labels, *responses: len(responses), 0, False),
-        (functools.wraps(named)(lambda queries, prompts, labels: "wrapped"), "wrapped", True),
-        (max, ["q"], False),
-    ],
-)
+@pytest.mark.parametrize(("function", "returned", "names"), [
+    (named, ["r"], True),
+    (lambda queries, prompts, labels: 0, 0, False),
+    (lambda queries, prompts, labels, **keywords: keywords["responses"], ["r"], False),
+    (lambda queries, prompts, labels, *responses: len(responses), 0, False),
+    (functools.wraps(named)(lambda queries, prompts, labels: "wrapped"), "wrapped", True),
+    (max, ["q"], False),
+])  # fmt: skip
 def test_a_function_gets_responses_if_it_takes_them(function, returned, names):
     assert call(function, ["q"], ["p"], ["l"], ["r"]) == returned
     assert names_responses(function) is names

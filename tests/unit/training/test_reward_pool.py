@@ -191,16 +191,13 @@ def test_children_of_the_function_go_with_it(one_pool, tmp_path):
     assert eventually(lambda: not exists(int(note.read_text())))
 
 
-@pytest.mark.parametrize(
-    ("returned", "result"),
-    [
-        ("{'rewards': True, 'scores': [False]}", (1.0, 0.0, {})),
-        ("{'rewards': ((0.25,),), 'scores': None, 'extra_logs': None}", (0.25, 0.25, {})),
-        ("{'rewards': -2, 'scores': [3.5], 'extra_logs': {'a': [3], 'b': 1e300}}", (-2.0, 3.5, {"a": 3.0, "b": 1e300})),
-        ("{'rewards': __import__('fractions').Fraction(1, 4), 'scores': 7}", (0.25, 7.0, {})),
-        ("{'rewards': 0, 'extra_logs': {'none': [float('inf')]}}", (0.0, 0.0, {"none": math.inf})),
-    ],
-)
+@pytest.mark.parametrize(("returned", "result"), [
+    ("{'rewards': True, 'scores': [False]}", (1.0, 0.0, {})),
+    ("{'rewards': ((0.25,),), 'scores': None, 'extra_logs': None}", (0.25, 0.25, {})),
+    ("{'rewards': -2, 'scores': [3.5], 'extra_logs': {'a': [3], 'b': 1e300}}", (-2.0, 3.5, {"a": 3.0, "b": 1e300})),
+    ("{'rewards': __import__('fractions').Fraction(1, 4), 'scores': 7}", (0.25, 7.0, {})),
+    ("{'rewards': 0, 'extra_logs': {'none': [float('inf')]}}", (0.0, 0.0, {"none": math.inf})),
+])  # fmt: skip
 def test_results_are_plain_floats(one_pool, returned, result):
     actual = ask(one_pool, f"result = {returned}")
     assert actual == dict(zip(("rewards", "scores", "extra_logs"), result, strict=True))
@@ -338,13 +335,10 @@ def test_a_process_that_is_killed_while_it_loads_is_started_once_more(make_pool,
 FORK = "import multiprocessing as mp; child = mp.get_context('fork').Process(target=time.sleep, args=(600,))"
 
 
-@pytest.mark.parametrize(
-    ("start", "code"),
-    [
-        ("child = subprocess.Popen(['sleep', '600'])", "child.wait()"),
-        (f"{FORK}; child.start()", "child.join() or child.exitcode"),
-    ],
-)
+@pytest.mark.parametrize(("start", "code"), [
+    ("child = subprocess.Popen(['sleep', '600'])", "child.wait()"),
+    (f"{FORK}; child.start()", "child.join() or child.exitcode"),
+])  # fmt: skip
 def test_a_signal_to_all_processes_ends_none_and_programs_of_the_function_end_by_it(make_pool, start, code):
     """As a scheduler sends it. The pool's own process has blocked the signals, as an engine has."""
     with blocked():
@@ -488,14 +482,11 @@ def test_of_calls_that_travel_together_each_may_print(make_pool, tmp_path, in_on
     assert [line.split()[1] for line in err.splitlines()] == list(map(str, range(20)))
 
 
-@pytest.mark.parametrize(
-    ("source", "kind", "message"),
-    [
-        ("x = 1\n", "raised", "raised AttributeError"),
-        ("import os; os._exit(7)\n", "crashed", "ended its process: exit status 7"),
-        ("import time; time.sleep(1000)\n", "timeout", "took more than 2 s"),
-    ],
-)
+@pytest.mark.parametrize(("source", "kind", "message"), [
+    ("x = 1\n", "raised", "raised AttributeError"),
+    ("import os; os._exit(7)\n", "crashed", "ended its process: exit status 7"),
+    ("import time; time.sleep(1000)\n", "timeout", "took more than 2 s"),
+])  # fmt: skip
 def test_a_file_that_does_not_load(make_pool, source, kind, message):
     pool = make_pool(source, startup_timeout=2 if kind == "timeout" else 60)
     failure = failure_of(pool, GOOD)

@@ -22,14 +22,11 @@ def resuming(run: World, *, step: int, saved: int) -> World:
 
 
 class TestResumeEngines:
-    @pytest.mark.parametrize(
-        ("step", "saved", "events"),
-        [
-            (11, 8, [("load", 8)] * 2),  # synced at a multiple of v
-            (11, 10, [("load", 10)] * 2),  # and here before that
-            (9, 7, [("sync", 9)]),  # v was greater
-        ],
-    )
+    @pytest.mark.parametrize(("step", "saved", "events"), [
+        (11, 8, [("load", 8)] * 2),  # synced at a multiple of v
+        (11, 10, [("load", 10)] * 2),  # and here before that
+        (9, 7, [("sync", 9)]),  # v was greater
+    ])  # fmt: skip
     def test_weights_that_came_early_are_used(self, world, step, saved, events):
         words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 2, "adapt.max_shift_rollout": 0.5}
         created = resuming(world(engines=2, **words), step=step, saved=saved)

@@ -334,16 +334,13 @@ class GoingOn(Llm):
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize(
-    ("most", "budget", "ends", "cut"),
-    [
-        (9, 3, (3, 6, 7), False),
-        (9, 7, (7,), False),  # its last token is its end
-        (6, 4, (4, 6), True),
-        (4, 4, (4,), True),  # all that it may have, which is no stop
-        (9, None, (7,), False),
-    ],
-)
+@pytest.mark.parametrize(("most", "budget", "ends", "cut"), [
+    (9, 3, (3, 6, 7), False),
+    (9, 7, (7,), False),  # its last token is its end
+    (6, 4, (4, 6), True),
+    (4, 4, (4,), True),  # all that it may have, which is no stop
+    (9, None, (7,), False),
+])  # fmt: skip
 def test_a_response_stops_after_its_budget_and_goes_on(tmp_path, seed, most, budget, ends, cut):
     (tmp_path / "reward.py").write_text(REWARD)
     engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "reward.py")), GoingOn())

@@ -29,24 +29,21 @@ def stop_in(run: World, step: int, phase: str) -> World:
     return run
 
 
-@pytest.mark.parametrize(
-    ("words", "step", "phase", "after"),
-    [
-        (NEVER, 2, "generating", 3),
-        (NEVER, 2, "generating hard prompts again", 3),
-        (NEVER, 3, "making the batch", 4),  # the last one of an epoch
-        (NEVER, 2, "training", 3),
-        (NEVER, 3, "finishing the step", 3),
-        ({"ckpt.save_steps": 2}, 4, "saving checkpoint global_step4", 4),
-        (NEVER | EVALUATED, 2, "training", 3),
-        (NEVER | EVALUATED, 3, "evaluating", 3),  # as the best so far
-        (EVALUATED | {"ckpt.save_steps": 3}, 3, "evaluating", 3),
-        (NEVER | EVALUATED | {"ckpt.best_metric_key": "none"}, 3, "evaluating", 4),
-        (NEVER | AHEAD, 0, "generating", 1),
-        (NEVER | AHEAD, 2, "training", 3),
-        (NEVER | {"algorithm": "ba_ppo"}, 2, "training", 3),
-    ],
-)
+@pytest.mark.parametrize(("words", "step", "phase", "after"), [
+    (NEVER, 2, "generating", 3),
+    (NEVER, 2, "generating hard prompts again", 3),
+    (NEVER, 3, "making the batch", 4),  # the last one of an epoch
+    (NEVER, 2, "training", 3),
+    (NEVER, 3, "finishing the step", 3),
+    ({"ckpt.save_steps": 2}, 4, "saving checkpoint global_step4", 4),
+    (NEVER | EVALUATED, 2, "training", 3),
+    (NEVER | EVALUATED, 3, "evaluating", 3),  # as the best so far
+    (EVALUATED | {"ckpt.save_steps": 3}, 3, "evaluating", 3),
+    (NEVER | EVALUATED | {"ckpt.best_metric_key": "none"}, 3, "evaluating", 4),
+    (NEVER | AHEAD, 0, "generating", 1),
+    (NEVER | AHEAD, 2, "training", 3),
+    (NEVER | {"algorithm": "ba_ppo"}, 2, "training", 3),
+])  # fmt: skip
 def test_it_stops_when_the_step_is_saved_and_the_resume_is_the_run_that_was_never_stopped(
     world, tmp_path, words, step, phase, after
 ):

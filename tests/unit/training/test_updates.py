@@ -623,19 +623,16 @@ def parameter_of(*values, part=None, numel=None, trained=True):
 
 
 @pytest.mark.parametrize("kind", [WholeBatchActorTrainer, WholeBatchCriticTrainer])
-@pytest.mark.parametrize(
-    ("skipped", "parameters", "end"),
-    [
-        (0, [parameter_of(1.0, -2.0), parameter_of(part=[0.5])], None),
-        (0, [parameter_of(1.0), parameter_of(math.nan, trained=False)], None),
-        (1, [parameter_of(1.0)], "it was not applied"),
-        (1, [parameter_of(1.0, math.nan)], "the weights are not"),
-        (0, [parameter_of(1.0), parameter_of(1.0, math.nan)], "the weights are not"),
-        (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf])], "the weights are not"),
-        (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf], numel=3)], None),  # the last one fills up
-        (0, [parameter_of(1.0), parameter_of(part=[math.nan, math.nan], numel=1)], None),
-    ],
-)
+@pytest.mark.parametrize(("skipped", "parameters", "end"), [
+    (0, [parameter_of(1.0, -2.0), parameter_of(part=[0.5])], None),
+    (0, [parameter_of(1.0), parameter_of(math.nan, trained=False)], None),
+    (1, [parameter_of(1.0)], "it was not applied"),
+    (1, [parameter_of(1.0, math.nan)], "the weights are not"),
+    (0, [parameter_of(1.0), parameter_of(1.0, math.nan)], "the weights are not"),
+    (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf])], "the weights are not"),
+    (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf], numel=3)], None),  # the last one fills up
+    (0, [parameter_of(1.0), parameter_of(part=[math.nan, math.nan], numel=1)], None),
+])  # fmt: skip
 def test_a_gradient_that_is_not_finite_stops_the_run(monkeypatch, kind, skipped, parameters, end):
     """DeepSpeed's norm of it is finite (tests/stack/test_not_finite.py)."""
 

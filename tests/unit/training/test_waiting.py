@@ -125,18 +125,15 @@ class TestASignal:
         assert run.waiting.get([Ref(3, at=40)]) == [3]
         assert len(run.told) == 1 and 5 <= run.told[0] < 5 + 2 * waiting.LOOK
 
-    @pytest.mark.parametrize(
-        ("place", "flags", "second", "told", "end", "when"),
-        [
-            ((0, "starting"), {}, None, 0, 5, "before the first step"),
-            ((0, "resuming"), {}, None, 0, 5, "before the first step"),
-            ((0, "syncing weights"), {}, None, 0, 5, "before the first step"),
-            ((0, "evaluating"), {}, None, 0, 5, "before the first step"),
-            ((2, "training"), {}, 8, 1, 8, "within step 2, training, because a second signal came"),
-            ((2, "training"), {"grace_seconds": 0}, None, 0, 5, "because the step .* within run.grace_seconds 0"),
-            ((2, "training"), {"grace_seconds": 30}, None, 1, 35, "because the step .* within run.grace_seconds 30"),
-        ],
-    )
+    @pytest.mark.parametrize(("place", "flags", "second", "told", "end", "when"), [
+        ((0, "starting"), {}, None, 0, 5, "before the first step"),
+        ((0, "resuming"), {}, None, 0, 5, "before the first step"),
+        ((0, "syncing weights"), {}, None, 0, 5, "before the first step"),
+        ((0, "evaluating"), {}, None, 0, 5, "before the first step"),
+        ((2, "training"), {}, 8, 1, 8, "within step 2, training, because a second signal came"),
+        ((2, "training"), {"grace_seconds": 0}, None, 0, 5, "because the step .* within run.grace_seconds 0"),
+        ((2, "training"), {"grace_seconds": 30}, None, 1, 35, "because the step .* within run.grace_seconds 30"),
+    ])  # fmt: skip
     def test_ends_the_run(self, driver, place, flags, second, told, end, when):
         run = driver(**flags)
         run.goes(1, *place)

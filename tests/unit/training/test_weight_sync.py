@@ -207,13 +207,10 @@ def test_a_large_tensor_is_not_copied():
     assert parcel.flat.data_ptr() == tensor.data_ptr()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "loads", "message"),
-    [
-        (torch.bfloat16, True, "float32 in the actor and torch.bfloat16 in vLLM"),
-        (torch.float32, False, "none of .* a, b"),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "loads", "message"), [
+    (torch.bfloat16, True, "float32 in the actor and torch.bfloat16 in vLLM"),
+    (torch.float32, False, "none of .* a, b"),
+])  # fmt: skip
 def test_what_the_engine_cannot_take_is_an_error(dtype, loads, message):
     engine = Engine(Wire(), dtype)
     if not loads:

@@ -288,15 +288,12 @@ def test_only_an_adapted_run_sets_the_noise_of_its_models_to_0(monkeypatch, kind
     assert not noiseless or names.index("model") < names.index("without_noise") < names.index("prepare")
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "models", "done"),
-    [
-        ("PolicyWorker", (100, None), ("actor", "ema_model"), ("make_savable", "restore_frequencies")),
-        ("CriticWorker", (100,), ("critic",), ("restore_normalisation", "restore_frequencies")),
-        ("ReferenceWorker", (), ("model",), ("restore_frequencies",)),
-        ("RewardWorker", (), ("model",), ("restore_normalisation", "restore_frequencies")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "models", "done"), [
+    ("PolicyWorker", (100, None), ("actor", "ema_model"), ("make_savable", "restore_frequencies")),
+    ("CriticWorker", (100,), ("critic",), ("restore_normalisation", "restore_frequencies")),
+    ("ReferenceWorker", (), ("model",), ("restore_frequencies",)),
+    ("RewardWorker", (), ("model",), ("restore_normalisation", "restore_frequencies")),
+])  # fmt: skip
 def test_models_are_mended_when_they_are_loaded(monkeypatch, kind, more, models, done):
     repairs = []
     _, attributes = calls_of(getattr(workers, kind), parse("train.enable_ema"), more, monkeypatch, repairs)

@@ -369,18 +369,15 @@ def test_bad_values_are_refused_by_name(request_, name, value, message):
     assert model.calls == [] and not request_.out.exists()
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2: "),
-        ('{"input": "x"}', "row 2: label is null"),
-        ('{"input": "x", "label": "x", "id": "p0"}', "row 2: the id 'p0'"),
-        ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
-        ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
-        ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
-        ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("{", "line 2: "),
+    ('{"input": "x"}', "row 2: label is null"),
+    ('{"input": "x", "label": "x", "id": "p0"}', "row 2: the id 'p0'"),
+    ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
+    ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
+    ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
+    ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]"),
+])  # fmt: skip
 def test_bad_rows_are_named(request_, tmp_path, line, message):
     first = (tmp_path / "mods.jsonl").read_bytes().splitlines(keepends=True)[0]
     (tmp_path / "mods.jsonl").write_bytes(first + line.encode("latin-1") + b"\n")

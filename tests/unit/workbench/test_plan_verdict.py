@@ -46,17 +46,14 @@ def test_what_fits():
         assert part in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({}, "with --ds.zero_stage 1 and without --actor.gradient_checkpointing_enable"),
-        ({"actor.gradient_checkpointing_enable": False}, "with --ds.zero_stage 1"),
-        ({"ds.zero_stage": 1}, "without --actor.gradient_checkpointing_enable"),
-        ({"ds.zero_stage": 1, "actor.gradient_checkpointing_enable": False}, None),
-        ({"ds.zero_stage": 0, "actor.gradient_checkpointing_enable": False}, None),
-        ({"ds.grad_accum_dtype": "fp32", "actor.gradient_checkpointing_enable": False}, "with --ds.zero_stage 2"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), [
+    ({}, "with --ds.zero_stage 1 and without --actor.gradient_checkpointing_enable"),
+    ({"actor.gradient_checkpointing_enable": False}, "with --ds.zero_stage 1"),
+    ({"ds.zero_stage": 1}, "without --actor.gradient_checkpointing_enable"),
+    ({"ds.zero_stage": 1, "actor.gradient_checkpointing_enable": False}, None),
+    ({"ds.zero_stage": 0, "actor.gradient_checkpointing_enable": False}, None),
+    ({"ds.grad_accum_dtype": "fp32", "actor.gradient_checkpointing_enable": False}, "with --ds.zero_stage 2"),
+])  # fmt: skip
 def test_what_is_faster(flags, says):
     match = re.search(r"It also fits (.*), which is faster", verdict_of("1.7B", [8], flags))
     assert (match and match[1]) == says
@@ -81,20 +78,17 @@ def test_an_engine_by_hand():
 FULL = {"ds.zero_stage": 2, "vllm.gpu_memory_utilization": 0.8}
 
 
-@pytest.mark.parametrize(
-    ("size", "gpus", "flags", "end"),
-    [
-        ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}, "fit with --train.batch_size 64."),
-        ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 2}, "fit with --train.batch_size 128."),
-        ("7B", 8, {"vllm.enable_sleep": False, "ds.enable_sleep": False}, "fit with --ds.enable_sleep."),
-        ("8B", 8, {"ds.zero_stage": 1, "vllm.gpu_memory_utilization": 0.3}, "fit with --ds.zero_stage 2."),
-        ("1.5B", 8, {"ds.zero_stage": 0, "ds.enable_sleep": False}, "fit with --ds.zero_stage 2."),
-        ("4B", 8, FULL, "fit with --ds.zero_stage 3."),
-        ("4B", 8, FULL | {"run.gradient_probe": 5}, "fit with --vllm.gpu_memory_utilization 0.5."),  # not stage 3
-        ("70B", 8, {}, "or a smaller model."),
-        ("70B", 2, {}, "or a smaller model."),
-    ],
-)
+@pytest.mark.parametrize(("size", "gpus", "flags", "end"), [
+    ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}, "fit with --train.batch_size 64."),
+    ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 2}, "fit with --train.batch_size 128."),
+    ("7B", 8, {"vllm.enable_sleep": False, "ds.enable_sleep": False}, "fit with --ds.enable_sleep."),
+    ("8B", 8, {"ds.zero_stage": 1, "vllm.gpu_memory_utilization": 0.3}, "fit with --ds.zero_stage 2."),
+    ("1.5B", 8, {"ds.zero_stage": 0, "ds.enable_sleep": False}, "fit with --ds.zero_stage 2."),
+    ("4B", 8, FULL, "fit with --ds.zero_stage 3."),
+    ("4B", 8, FULL | {"run.gradient_probe": 5}, "fit with --vllm.gpu_memory_utilization 0.5."),  # not stage 3
+    ("70B", 8, {}, "or a smaller model."),
+    ("70B", 2, {}, "or a smaller model."),
+])  # fmt: skip
 def test_advice(size, gpus, flags, end):
     assert verdict_of(size, [gpus], flags).endswith(end)
 

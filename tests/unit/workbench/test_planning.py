@@ -351,17 +351,14 @@ def test_activations_of_a_real_layer(tmp_path, kind, padded):
     assert planned(2, True) == 2 * inputs + layer  # while one layer is computed again
 
 
-@pytest.mark.parametrize(
-    ("flags", "tokens"),
-    [
-        ({"train.micro_batch_size": 2}, 6144),
-        ({}, 0),  # a sample at a time is not padded
-        ({"adapt.micro_batch_tokens": 6144}, 0),
-        ({"adapt.micro_batch_tokens": 6145}, 6144),
-        ({"train.micro_batch_size": 2, "ds.packing_samples": True}, 0),
-        ({"train.micro_batch_size": 2, "ds.attn_implementation": "flash_attention_2"}, 0),
-    ],
-)
+@pytest.mark.parametrize(("flags", "tokens"), [
+    ({"train.micro_batch_size": 2}, 6144),
+    ({}, 0),  # a sample at a time is not padded
+    ({"adapt.micro_batch_tokens": 6144}, 0),
+    ({"adapt.micro_batch_tokens": 6145}, 6144),
+    ({"train.micro_batch_size": 2, "ds.packing_samples": True}, 0),
+    ({"train.micro_batch_size": 2, "ds.attn_implementation": "flash_attention_2"}, 0),
+])  # fmt: skip
 def test_which_samples_have_a_mask(flags, tokens):
     assert with_flags(WORKLOAD, flags).masked_tokens == tokens
 
@@ -510,21 +507,18 @@ def test_engines():
     assert memory.cache_tokens(SHAPES["70B"], WORKLOAD, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
 
 
-@pytest.mark.parametrize(
-    ("word", "size", "gpus", "flags"),
-    [
-        ("engine", "70B", 32, {"vllm.gpu_memory_utilization": 0.2}),
-        ("GPUs", "70B", 2, {}),
-        ("GPUs", "1.5B", 3, {"train.colocate_all": False}),
-        ("GPUs", "0.6B", 1, {"ds.tensor_parallel_size": 2}),  # a rank takes two
-        ("training", "70B", 8, {}),
-        ("batch", "7B", 1024, {}),
-        ("fits", "7B", 64, {"adapt.batch_size": 7, "train.micro_batch_size": 1}),  # 56 samples on 64 ranks
-        ("batch", "7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}),
-        ("fits", "7B", 64, {"train.batch_size": 64, "train.micro_batch_size": 1}),
-        ("batch", "7B", 64, {"train.batch_size": 64, "train.micro_batch_size": 2}),
-    ],
-)
+@pytest.mark.parametrize(("word", "size", "gpus", "flags"), [
+    ("engine", "70B", 32, {"vllm.gpu_memory_utilization": 0.2}),
+    ("GPUs", "70B", 2, {}),
+    ("GPUs", "1.5B", 3, {"train.colocate_all": False}),
+    ("GPUs", "0.6B", 1, {"ds.tensor_parallel_size": 2}),  # a rank takes two
+    ("training", "70B", 8, {}),
+    ("batch", "7B", 1024, {}),
+    ("fits", "7B", 64, {"adapt.batch_size": 7, "train.micro_batch_size": 1}),  # 56 samples on 64 ranks
+    ("batch", "7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}),
+    ("fits", "7B", 64, {"train.batch_size": 64, "train.micro_batch_size": 1}),
+    ("batch", "7B", 64, {"train.batch_size": 64, "train.micro_batch_size": 2}),
+])  # fmt: skip
 def test_the_word_for_what_does_not_fit(word, size, gpus, flags):
     assert on_gpu(size, with_flags(WORKLOAD, flags), gpus=gpus).word == word
 
@@ -634,21 +628,18 @@ def test_a_machine_by_hand():
     assert big * 0.3 / 0.7 > 200e9 and host(EVALUATED, size="14B").machine == pytest.approx(big + 200e9)
 
 
-@pytest.mark.parametrize(
-    ("flags", "algorithm", "expected"),
-    [
-        ({"vllm.enable_sleep": False}, BA_PPO, (0, 0, 2 * STATES)),
-        ({"ds.enable_sleep": False}, BA_PPO, (WEIGHTS, 0, 0)),
-        ({"ds.enable_sleep": False, "ds.adam_offload": True}, BA_PPO, (WEIGHTS, 0, 2 * STATES)),
-        ({"vllm.tensor_parallel_size": 2}, BAPO_GRPO, (WEIGHTS / 2, 0, STATES)),
-        (EVALUATED, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
-        (EVALUATED | {"eval.steps": 10}, BAPO_GRPO, (WEIGHTS, 0, STATES)),
-        ({"eval.steps": 7}, BAPO_GRPO, (WEIGHTS, 0, STATES)),  # nothing to evaluate on
-        ({"adapt.reevaluate_every": 3}, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
-        ({"adapt.rollout_delay": 2, "run.gradient_probe": 5}, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
-        (EVALUATED, GRPO, (WEIGHTS, 0, STATES)),  # its engines always have today's weights
-    ],
-)
+@pytest.mark.parametrize(("flags", "algorithm", "expected"), [
+    ({"vllm.enable_sleep": False}, BA_PPO, (0, 0, 2 * STATES)),
+    ({"ds.enable_sleep": False}, BA_PPO, (WEIGHTS, 0, 0)),
+    ({"ds.enable_sleep": False, "ds.adam_offload": True}, BA_PPO, (WEIGHTS, 0, 2 * STATES)),
+    ({"vllm.tensor_parallel_size": 2}, BAPO_GRPO, (WEIGHTS / 2, 0, STATES)),
+    (EVALUATED, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
+    (EVALUATED | {"eval.steps": 10}, BAPO_GRPO, (WEIGHTS, 0, STATES)),
+    ({"eval.steps": 7}, BAPO_GRPO, (WEIGHTS, 0, STATES)),  # nothing to evaluate on
+    ({"adapt.reevaluate_every": 3}, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
+    ({"adapt.rollout_delay": 2, "run.gradient_probe": 5}, BAPO_GRPO, (WEIGHTS, WEIGHTS, STATES)),
+    (EVALUATED, GRPO, (WEIGHTS, 0, STATES)),  # its engines always have today's weights
+])  # fmt: skip
 def test_what_is_kept(flags, algorithm, expected):
     found = host(flags, algorithm)
     assert (found.engines, found.delayed, found.optimizers) == expected

@@ -302,32 +302,26 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
     assert [Path(image).parent for image in row["images"]] == [tmp_path / "moved" / "images"] * 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"parts": ("aime",)}, "part is 'aime'; toy has held_out, other, train"),
-        ({"style": "quiet"}, "prompt is 'quiet'; toy has plain, loud"),
-        ({"generator": "magic", "local": {}}, "generator is 'magic'; toy has counting"),
-        ({"generator": "counting"}, "generator is 'counting' and there are local copies"),
-        ({"limits": {"test": 1}}, "part is 'test'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"parts": ("aime",)}, "part is 'aime'; toy has held_out, other, train"),
+    ({"style": "quiet"}, "prompt is 'quiet'; toy has plain, loud"),
+    ({"generator": "magic", "local": {}}, "generator is 'magic'; toy has counting"),
+    ({"generator": "counting"}, "generator is 'counting' and there are local copies"),
+    ({"limits": {"test": 1}}, "part is 'test'"),
+])  # fmt: skip
 def test_unknown_names(prepare_all, changes, says):
     with pytest.raises(ConfigError, match=says):
         prepare_all(**changes)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("none.jsonl", None, "other: local copy is .*none.jsonl"),
-        ("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .parquet"),
-        ("rows.json", b"{", "rows.json cannot be read"),
-        ("rows.json", b"{}", "it is a dict"),
-        ("rows.parquet", b"PAR1", "rows.parquet cannot be read"),
-        ("rows.jsonl", b'{"prompt": "a", "gold": 1}', "has the columns prompt, gold; it must have question, gold"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("none.jsonl", None, "other: local copy is .*none.jsonl"),
+    ("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .parquet"),
+    ("rows.json", b"{", "rows.json cannot be read"),
+    ("rows.json", b"{}", "it is a dict"),
+    ("rows.parquet", b"PAR1", "rows.parquet cannot be read"),
+    ("rows.jsonl", b'{"prompt": "a", "gold": 1}', "has the columns prompt, gold; it must have question, gold"),
+])  # fmt: skip
 def test_files_that_cannot_be_read(tmp_path, name, content, says):
     if content is not None:
         (tmp_path / name).write_bytes(content)

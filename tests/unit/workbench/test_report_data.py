@@ -246,16 +246,13 @@ def test_rewards_outside_are_found_by_step():
     assert judged(theory_rows(**{"reward/fresh_mean": (0.0, 1.0, 2.0, None)}))["Rewards"] == (False, [3])
 
 
-@pytest.mark.parametrize(
-    ("means", "shares", "steps", "note"),
-    [
-        ((0.45, 0.45), (0.25, 0), [1], "judged by the group means and the fresh responses"),  # 1.5, 0.1, 0.1, 0.1
-        ((0.45, 1.5), (0, 0), [2], "judged by the group means and the fresh responses"),  # a hard prompt's
-        ((), (0, 0.25), [2], "judged by the fresh responses"),
-        ((), (0, 0), [], "judged by the fresh responses"),
-        ((0.45, 0.45), (None, None), [], "judged by the group means; single rewards are not recorded"),
-    ],
-)
+@pytest.mark.parametrize(("means", "shares", "steps", "note"), [
+    ((0.45, 0.45), (0.25, 0), [1], "judged by the group means and the fresh responses"),  # 1.5, 0.1, 0.1, 0.1
+    ((0.45, 1.5), (0, 0), [2], "judged by the group means and the fresh responses"),  # a hard prompt's
+    ((), (0, 0.25), [2], "judged by the fresh responses"),
+    ((), (0, 0), [], "judged by the fresh responses"),
+    ((0.45, 0.45), (None, None), [], "judged by the group means; single rewards are not recorded"),
+])  # fmt: skip
 def test_rewards_outside_are_found_one_by_one(means, shares, steps, note):
     rows = theory_rows(2, **{"reward/outside_range": shares, "reward/fresh_mean": (-0.5, -0.5)})  # from -1 to 1
     groups = [{"step": step, "prompt": "a", "mean": mean, "responses": 4} for step, mean in enumerate(means, start=1)]

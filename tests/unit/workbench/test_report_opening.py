@@ -38,14 +38,11 @@ def test_the_level_is_the_best_of_the_weakest_run():
     assert "; in 0.40 of the time of b (4 min instead of 10 min) and with 2.00 of the responses of b (2,000 " in said
 
 
-@pytest.mark.parametrize(
-    ("low", "words"),
-    [
-        # Two standard errors: a 2 sqrt(1/6 / 2 / 3), b the same, so 2 sqrt(2 / 36) = 0.471 of both together.
-        (4, "in about the time of b (5 min and 6 min)"),  # after 5 min b is at 2/3 = 1 - 0.333
-        (5, "in 0.71 of the time of b (5 min instead of 7 min)"),  # after 5 min b is at 1/3 = 1 - 0.667
-    ],
-)
+@pytest.mark.parametrize(("low", "words"), [
+    # Two standard errors: a 2 sqrt(1/6 / 2 / 3), b the same, so 2 sqrt(2 / 36) = 0.471 of both together.
+    (4, "in about the time of b (5 min and 6 min)"),  # after 5 min b is at 2/3 = 1 - 0.333
+    (5, "in 0.71 of the time of b (5 min instead of 7 min)"),  # after 5 min b is at 1/3 = 1 - 0.667
+])  # fmt: skip
 def test_a_run_that_is_hardly_behind_is_about_equal(low, words):
     assert words in opening([run_of("a", stairs(3, 4)), run_of("b", stairs(low, 7 - low))])
 

@@ -57,34 +57,28 @@ def test_a_good_run_passes(smoke, tmp_path):
     assert smoke()[0] == 0  # the folder is its own, and may be used again
 
 
-@pytest.mark.parametrize(
-    ("fault", "last"),
-    [
-        ("start", "failed in start: the run ended with status 1; error: no memory left"),
-        ("no checkpoint", "failed in save: nothing happened for 10 s"),
-        pytest.param("survivor", "failed in kill: nothing happened for 10 s", marks=pytest.mark.slow),
-        ("resume", "failed in resume: the run ended with status 1; error: no memory left"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "last"), [
+    ("start", "failed in start: the run ended with status 1; error: no memory left"),
+    ("no checkpoint", "failed in save: nothing happened for 10 s"),
+    pytest.param("survivor", "failed in kill: nothing happened for 10 s", marks=pytest.mark.slow),
+    ("resume", "failed in resume: the run ended with status 1; error: no memory left"),
+])  # fmt: skip
 def test_a_failure_names_the_stage(smoke, fault, last):
     status, lines = smoke(fault)
     assert status == 1 and lines[-1].startswith(last), lines[-1]
     assert not any(line.startswith("passed") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("fault", "contradiction"),
-    [
-        ("from the beginning", "its steps are [1, 2, 1,"),
-        ("lost group", "step 3: 1 groups are counted, 2 were generated"),
-        ("few responses", "step 3: 2 groups are counted, 2 were generated with 14 responses"),
-        ("failed group", "step 3: 1 groups failed"),
-        ("loss", "step 3: policy_loss is not a finite number"),
-        ("no gradient", "no step had a gradient above 0"),
-        ("weights", "all are as before"),
-        ("engines", "step 3: their KL divergence is 0.0031 a token, and rounding explains 0.003"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "contradiction"), [
+    ("from the beginning", "its steps are [1, 2, 1,"),
+    ("lost group", "step 3: 1 groups are counted, 2 were generated"),
+    ("few responses", "step 3: 2 groups are counted, 2 were generated with 14 responses"),
+    ("failed group", "step 3: 1 groups failed"),
+    ("loss", "step 3: policy_loss is not a finite number"),
+    ("no gradient", "no step had a gradient above 0"),
+    ("weights", "all are as before"),
+    ("engines", "step 3: their KL divergence is 0.0031 a token, and rounding explains 0.003"),
+])  # fmt: skip
 def test_what_the_record_contradicts_is_said(smoke, fault, contradiction):
     status, lines = smoke(fault)
     [wrong] = [line for line in lines if line.startswith("  NO ")]

@@ -73,16 +73,13 @@ def test_a_smoke_like_another_has_its_other_field(write, tmp_path):
     assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["bapo"], "5")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("like: ../study.yaml", "like is '../study.yaml'"),
-        ("{like: study.yaml, methods: [plane]}", "methods has plane"),
-        ("like: like.yaml", "like is 'like.yaml'"),
-        ("like: other.yaml", "like is 'like.yaml'"),
-        ("like: gone.yaml", "gone.yaml cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("like: ../study.yaml", "like is '../study.yaml'"),
+    ("{like: study.yaml, methods: [plane]}", "methods has plane"),
+    ("like: like.yaml", "like is 'like.yaml'"),
+    ("like: other.yaml", "like is 'like.yaml'"),
+    ("like: gone.yaml", "gone.yaml cannot be read"),
+])  # fmt: skip
 def test_what_a_study_cannot_be_like(write, tmp_path, text, message):
     write()
     (tmp_path / "like.yaml").write_text(text)

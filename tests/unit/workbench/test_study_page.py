@@ -452,15 +452,12 @@ def test_verdicts_are_plain_and_on_top(undrawn):
     assert "3 pairs" in verdicts[0] and "95 % interval" in verdicts[0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda study: [],
-        lambda study: [make_run(study.arms[1], 2, steps=1)],
-        lambda study: every_run(study, groups=False),
-        lambda study: [StudyRun(*one, Run("r", [{"step": 1}]), []) for one in study.runs],
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda study: [],
+    lambda study: [make_run(study.arms[1], 2, steps=1)],
+    lambda study: every_run(study, groups=False),
+    lambda study: [StudyRun(*one, Run("r", [{"step": 1}]), []) for one in study.runs],
+])  # fmt: skip
 def test_the_page_of_an_unfinished_study(undrawn, make):
     study = make_study()
     runs = make(study)

@@ -288,20 +288,17 @@ class TestContent:
 
         return go
 
-    @pytest.mark.parametrize(
-        ("file", "old", "new", "run", "says"),
-        [
-            ("base.yaml", "lr: 1.0e-4", "lr: 1.0e-6", "s1", "actor.adam.lr 0.0001 (now 1e-06)"),
-            ("reward.py", "1.0", "0.0", "s1", "reward.remote_url blake2b "),
-            (
-                "out/runs/bapo-group-s2/run.json",
-                '"data.max_len": 48',
-                '"data.max_len": 40',
-                "s2",
-                "data.max_len 40 (now 48)",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("file", "old", "new", "run", "says"), [
+        ("base.yaml", "lr: 1.0e-4", "lr: 1.0e-6", "s1", "actor.adam.lr 0.0001 (now 1e-06)"),
+        ("reward.py", "1.0", "0.0", "s1", "reward.remote_url blake2b "),
+        (
+            "out/runs/bapo-group-s2/run.json",
+            '"data.max_len": 48',
+            '"data.max_len": 40',
+            "s2",
+            "data.max_len 40 (now 48)",
+        ),
+    ])  # fmt: skip
     def test_an_edited_file_is_refused(self, study, file, old, new, run, says):
         """Every run is compared."""
         assert study() == (0, [])

@@ -135,27 +135,24 @@ def test_how_a_run_ended_is_said_first():
     assert "left" not in lines_of(killed)[1]
 
 
-@pytest.mark.parametrize(
-    ("seen", "state"),
-    [
-        (Seen("x"), "no run here yet"),
-        (Seen("x", [], RUN, {}, 30.0), "starting"),
-        (Seen("x", [], RUN, {}, 700.0), "silent"),
-        (Seen("x", make_rows(3), RUN, {}, 100.0), "running"),
-        (Seen("x", make_rows(3), RUN, {}, 121.0), "silent"),
-        (Seen("x", make_rows(3), RUN, {}, 590.0, begins=True), "running"),  # it was resumed, and loads its models
-        (Seen("x", make_rows(3), RUN, {}, 610.0, begins=True), "silent"),
-        (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 590.0), "running"),
-        (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 610.0), "silent"),
-        (Seen("x", make_rows(60), RUN, {}, 1.0), "finishing"),
-        (Seen("x", make_rows(60), RUN, {"steps": 60}, 9999.0), "finished"),
-        (Seen("x", make_rows(60), RUN, {"steps": 60, "nothing_trained": "why"}, 9999.0), "untrained"),
-        (Seen("x", make_rows(5), ENDED, {}, 9999.0), "stopped"),
-        (Seen("x", make_rows(5), RUN, {}, 1.0, killed=True), "killed"),
-        (Seen("x", make_rows(60), RUN, {"steps": 60}, 1.0, killed=True), "finished"),
-        (Seen("x", make_rows(5), RUN, {"steps": 60}, 1.0), "running"),  # the summary is of an earlier run
-    ],
-)
+@pytest.mark.parametrize(("seen", "state"), [
+    (Seen("x"), "no run here yet"),
+    (Seen("x", [], RUN, {}, 30.0), "starting"),
+    (Seen("x", [], RUN, {}, 700.0), "silent"),
+    (Seen("x", make_rows(3), RUN, {}, 100.0), "running"),
+    (Seen("x", make_rows(3), RUN, {}, 121.0), "silent"),
+    (Seen("x", make_rows(3), RUN, {}, 590.0, begins=True), "running"),  # it was resumed, and loads its models
+    (Seen("x", make_rows(3), RUN, {}, 610.0, begins=True), "silent"),
+    (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 590.0), "running"),
+    (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 610.0), "silent"),
+    (Seen("x", make_rows(60), RUN, {}, 1.0), "finishing"),
+    (Seen("x", make_rows(60), RUN, {"steps": 60}, 9999.0), "finished"),
+    (Seen("x", make_rows(60), RUN, {"steps": 60, "nothing_trained": "why"}, 9999.0), "untrained"),
+    (Seen("x", make_rows(5), ENDED, {}, 9999.0), "stopped"),
+    (Seen("x", make_rows(5), RUN, {}, 1.0, killed=True), "killed"),
+    (Seen("x", make_rows(60), RUN, {"steps": 60}, 1.0, killed=True), "finished"),
+    (Seen("x", make_rows(5), RUN, {"steps": 60}, 1.0), "running"),  # the summary is of an earlier run
+])  # fmt: skip
 def test_state(seen, state):
     assert lines_of(seen)[0].endswith(f" {state}")
     assert seen.ended == (state in ("finished", "untrained"))
