@@ -233,6 +233,21 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_, tmp_path, body, nam
 # ── resuming ──
 
 
+def test_generation_waits_for_a_slow_judge(request_, monkeypatch):
+    unjudged = []
+
+    class Watched(FakeModel):
+        def __call__(self, *words):
+            for number, answer in enumerate(super().__call__(*words)):
+                unjudged.append(number - (len(lines(request_)) if (request_.out / "mods.jsonl").exists() else 0))
+                yield answer
+
+    monkeypatch.setattr(run, "BACKLOG", 2)
+    request_.reward.write_text(REWARD.replace("response = ", "__import__('time').sleep(0.05)\n    response = "))
+    evaluate(request_, Watched())
+    assert max(unjudged) == 2
+
+
 def comparable(folder):
     return json.loads((folder / "results.json").read_text())["benchmarks"], (folder / "mods.jsonl").read_bytes()
 
