@@ -12,7 +12,6 @@ from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.smoke.reduce import Reduction, smaller
 
 WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx*")
-PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")  # of images in a text
 
 
 def source_folder(flag: str, name: str) -> Path:
@@ -55,8 +54,6 @@ def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, scores
         kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
     torch.manual_seed(0)
     model = kind.from_config(config, dtype=torch.bfloat16)
-    if vision is not None:
-        _say_no_places(model, [getattr(config, name) for name in PLACES if getattr(config, name, None) is not None])
     folder.mkdir(parents=True)
     for file in source.iterdir():
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in WEIGHTS):
@@ -64,18 +61,6 @@ def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, scores
     model.save_pretrained(folder)
     open_to_others(folder)
     return changes
-
-
-def _say_no_places(model: Any, ids: list[int]) -> None:
-    """Make the model never say the tokens that stand for an image, because a place without one cannot be trained on."""
-    import torch
-
-    with torch.no_grad():
-        words, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        words[:, 0] = 0.1  # as large as the others, which must still matter
-        if head is not words:
-            head[:, 0] = 0.0
-        head[ids, 0] = -10.0  # against the first feature, which is the same for all tokens
 
 
 def changed_weights(before: Path, after: Path) -> bool:
