@@ -82,16 +82,16 @@ CALLED = {
 # What a new flag does is not in the test; the flags of a new version are in `__main__`, which is recorded whole.
 BUILT = "test_build.py:test_a_plain_run_asks_for_what_openrlhf_asks_for"
 LOADED = "test_workers.py:test_models_and_trainers_are_built_as_openrlhf_builds_them"
-SUMMED = "test_experience.py:test_sums_over_tokens_are_openrlhfs_to_the_last_bit"
+ESTIMATED = "test_experience.py:test_other_group_estimators_are_openrlhfs"
 COMPARED = {
     "openrlhf.cli.train_ppo_ray:train": BUILT,
     "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": BUILT,
     "openrlhf.trainer.ray.launcher:ReferenceModelActor.init_model_from_pretrained": LOADED,
     "openrlhf.trainer.ray.ppo_actor:PolicyModelActor.init_model_from_pretrained": LOADED,
     "openrlhf.trainer.ray.ppo_critic:CriticModelActor.init_model_from_pretrained": LOADED,
-    f"{MAKER}.compute_advantages_and_returns": "test_experience.py:test_other_group_estimators_are_openrlhfs",
-    f"{MAKER}.get_advantages_and_returns": SUMMED,
-    f"{MAKER}.get_cumulative_returns": SUMMED,
+    f"{MAKER}.compute_advantages_and_returns": ESTIMATED,
+    f"{MAKER}.get_advantages_and_returns": "test_experience.py:test_a_critic_sees_no_groups",
+    f"{MAKER}.get_cumulative_returns": ESTIMATED,
     f"{GENERATOR}._process_response_into_experience": "test_rollout.py:test_are_otherwise_openrlhfs",
     "openrlhf.models.actor:Actor.forward": "test_log_probs.py:test_an_actor_has_openrlhfs_numbers_and_gradients",
     "openrlhf.utils.utils:get_tokenizer": "test_tokenizer.py:test_it_is_the_one_of_openrlhf",
