@@ -46,8 +46,8 @@ def result(train, folder):
         "algorithm": "bapo_grpo", "run__logs": "full", "actor__model_name_or_path": folder / "model",
         "critic__model_name_or_path": None, "data__prompt_dataset": folder / "data.jsonl",
         "data__max_images_per_prompt": 1, "data__max_len": 192, "data__apply_chat_template": True,
-        "adapt__rollout_delay": 3, "adapt__reevaluate_every": 2, "adapt__c3": "7/8", "ckpt__save_steps": 2,
-        "ckpt__max_num": 2, "environment": environment(folder), "own_ray": True,
+        "adapt__rollout_delay": 3, "adapt__reevaluate_every": 1, "adapt__c3": "7/8", "ckpt__save_steps": 2,
+        "ckpt__max_num": 2, "train__full_determinism_enable": True, "environment": environment(folder), "own_ray": True,
     }  # fmt: skip
     return train("vision", str(HERE / "probe.py"), "vision", **flags)
 
