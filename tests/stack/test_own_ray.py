@@ -41,7 +41,7 @@ print("joined", ray.get(ray.remote(lambda: 1).remote()))
 """
 
 
-def said_by(process, seconds=None):
+def said_by(process, seconds):
     try:
         return process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
@@ -56,14 +56,13 @@ def test_a_stranger_is_refused_and_signals_end_nothing():
     words, pipes = [sys.executable, "-c", DRIVER], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, env=environment, text=True, **pipes) as driver:
         told = json.loads(driver.stdout.readline())
-        joined = {}
-        for who, has in {"nobody": None, "stranger": "s" * 64, "self": told[TOKEN]}.items():
+        joining = {}
+        for who, has in {"self": told[TOKEN], "nobody": None, "stranger": "s" * 64}.items():
             more = {MODE: "token", TOKEN: has} if has else {}
             words = [sys.executable, "-c", STRANGER, told["address"]]
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-            joined[who] = subprocess.Popen(words, env=plain | more, **output)
-        joined["self"] = said_by(joined["self"])
-        joined |= {who: said_by(joined[who], seconds=5) for who in ("nobody", "stranger")}
+            joining[who] = subprocess.Popen(words, env=plain | more, **output)
+        joined = {who: said_by(process, None if who == "self" else 5) for who, process in joining.items()}
         said, _ = driver.communicate("\n", timeout=120)
     assert joined == {"nobody": "", "stranger": "", "self": "joined 1\n"}
     assert (said, driver.returncode) == ("token\n", 0)

@@ -1,5 +1,6 @@
 """The real stack, a few steps at a time: Ray, DeepSpeed and vLLM on the CPU."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -292,9 +293,9 @@ def test_engines_sample_from_the_model_with_the_adapter_of_todays_actor(watch, w
         "data__max_samples": 32,
     }  # fmt: skip
     (_, folder), moved = watch("lora_run", **flags), 0.0
+    base = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16)
     for step in range(4):
-        base = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16)
-        merged = PeftModel.from_pretrained(base, folder / f"actor{step}").merge_and_unload()
+        merged = PeftModel.from_pretrained(copy.deepcopy(base), folder / f"actor{step}").merge_and_unload()
         data = np.load(folder / f"experience{step}.npz")
         fresh = np.flatnonzero(data["source"] == "fresh")
         assert data["on_policy"][fresh].all()
@@ -302,8 +303,7 @@ def test_engines_sample_from_the_model_with_the_adapter_of_todays_actor(watch, w
             wanted, mask = recomputed(merged, data, index)
             assert data[f"{index}/rollout_log_probs"][: len(mask)][mask] == pytest.approx(wanted[mask], abs=0.05)
             if step >= 2:  # two updates have changed the adapter
-                of_base = recomputed(workspace / "model", data, index)[0]
-                moved = max(moved, np.abs(wanted - of_base)[mask].max())
+                moved = max(moved, np.abs(wanted - recomputed(base, data, index)[0])[mask].max())
     assert moved > 0.2
 
 
@@ -333,7 +333,7 @@ SKIPPING = GRPO | {  # a rollout has two whole optimizer steps and one of four s
 
 @pytest.mark.slow
 def test_skipping_changes_no_weight(train, workspace):
-    """Bit by bit, after shuffling, with clipped gradients, and after a step of which all samples are skipped."""
+    """Weights are equal bit by bit. Samples are shuffled, gradients are clipped, and one step skips all its samples."""
     runs = []
     for name, flags in (("control", {"adapt__filter": "none"}), ("skip", {"adapt__skip_zero_advantage": True})):
         result = train(f"{name}_of_skipping", environment={"PROMPTS": str(PROMPTS)}, **SKIPPING | flags)

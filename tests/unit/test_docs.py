@@ -162,10 +162,8 @@ def test_a_page_shows_a_file(page):
 
 def test_the_page_of_an_own_method_shows_its_test_and_every_list_that_it_fills():
     """The test passes. The trainer fills the other lists, once it knows the log-probs."""
-    file, page = (
-        ROOT / "examples" / "custom_method" / "test_fifo_replay.py",
-        (ROOT / "docs" / "add_a_method.md").read_text(),
-    )
+    file = ROOT / "examples" / "custom_method" / "test_fifo_replay.py"
+    page = (ROOT / "docs" / "add_a_method.md").read_text()
     assert file.read_text().endswith(page.split("## Test it")[1].split("```")[1].removeprefix("python"))
     runpy.run_path(str(file))["test_it_replays_the_newest_groups"]()
     rule = page.split("## What a method has to do")[1].split("Every generated group")[1].split(".")[0]

@@ -135,7 +135,8 @@ class TestOwnProblems:
         }
         for name, says in cases.items():
             assert main.run(["init", str(tmp_path / "task"), "--data", str(tmp_path / name)]) == 2
-            assert f"error: data is {tmp_path / name}" in (err := capsys.readouterr().err) and says in err
+            error = capsys.readouterr().err
+            assert f"error: data is {tmp_path / name}" in error and says in error
         assert not (tmp_path / "task").exists()
 
 

@@ -190,9 +190,6 @@ def test_palette_images_with_a_transparent_colour():
     assert np.array_equal(decoded(content), np.asarray(picture()))
 
 
-# ── drawn problems ──
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """Draws a figure. Returns its sides, and each label with its place and its box; points are complex numbers."""

@@ -199,9 +199,6 @@ def test_a_label_of_another_task_or_a_refused_one_is_an_error(label):
         task.score(tagged(1), label)
 
 
-# ── names, levels, weights ──
-
-
 def test_names_levels_and_weights():
     easy, hard, gcd = task.requested_kinds("chain_sum@0,chain_sum@3:0.5,gcd:0", None)
     assert [kind.name for kind in (easy, hard, gcd)] == ["chain_sum@0", "chain_sum@3", "gcd"]

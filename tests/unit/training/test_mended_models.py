@@ -20,8 +20,6 @@ from transformers import (
 
 from bapo_openrlhf.training.worker.mended_models import make_savable, restore_frequencies, restore_normalisation
 
-# ── Rotary frequencies ──
-
 SIZES = {
     "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1,
     "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64,
@@ -109,9 +107,6 @@ def test_frequencies_that_cannot_be_computed_again_are_kept_and_named(caplog, in
     assert all(buffer.dtype == torch.float32 for buffer in others) and len(others) == (2 if kind == "Own" else 0)
 
 
-# ── The numbers by which reward model and critic divide ──
-
-
 @pytest.mark.parametrize("kind", ["reward", "critic"])
 @pytest.mark.parametrize("given", [{}, {"mean": 0.25, "std": 2.0}])
 def test_mean_and_deviation_are_those_of_the_configuration(tmp_path, kind, given):
@@ -136,9 +131,6 @@ def test_mean_and_deviation_are_those_of_the_configuration(tmp_path, kind, given
         score, before = model(tokens, **inputs).float(), plain(tokens, **inputs).float()
     mean, std = given.get("mean", 0.0), given.get("std", 1.0)
     assert torch.allclose(score, (before - mean) / std, atol=0.02) and before.abs().max() > 0.05
-
-
-# ── A generation_config.json that transformers does not write ──
 
 
 def model_with(folder, **generation):

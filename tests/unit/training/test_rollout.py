@@ -170,7 +170,7 @@ class TestSeedsOfAStep:
         if not together:
             run.generator.generate("reevaluated", hard("h", "i"), {})
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
-        assert run.asked == [5]  # the method's hard prompts, by the rollout alone
+        assert run.asked == [5]  # only the rollout asks for the method's hard prompts
         assert {call.engine for call in run.requests()} == set(range(engines))
         assert run.seeds() == {
             "a": prompt_seed(SEED, 5, "fresh", 0),

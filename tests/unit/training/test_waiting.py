@@ -257,7 +257,8 @@ def test_a_raylet_that_is_stopped(monkeypatch, tmp_path):
         for process, says in zip(started, ("", f"(process {started[1].pid} on "), strict=True):
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-            assert bool(said := waiting.stopped_raylet()) == bool(says) and says in said
+            said = waiting.stopped_raylet()
+            assert bool(said) == bool(says) and says in said
     finally:
         for process in started:
             process.kill()

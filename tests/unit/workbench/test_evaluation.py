@@ -239,7 +239,7 @@ def test_generation_waits_for_a_slow_judge(request_, monkeypatch):
     class Watched(FakeModel):
         def __call__(self, *words):
             for number, answer in enumerate(super().__call__(*words)):
-                unjudged.append(number - (len(lines(request_)) if (request_.out / "mods.jsonl").exists() else 0))
+                unjudged.append(number - len(store.read_rows(request_.out, "mods")))
                 yield answer
 
     monkeypatch.setattr(run, "BACKLOG", 2)

@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_planning import APART, BA_PPO, CONSTANTS, ROOT, WORKLOAD, on_gpu, with_flags, workload_from
+from test_planning import APART, BA_PPO, CONSTANTS, ROOT, WORKLOAD, N, on_gpu, with_flags, workload_from
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments, main
@@ -179,7 +179,7 @@ def test_all_are_tried(size, gpus, critic, flags):
 
 
 # Qwen3-4B on 8 GPUs, with a critic and a reference: bytes a parameter of a trained model, and of two idle models.
-N, LOGITS = 4_022_468_096, 2 * 2**27 + 8 * 2**26
+LOGITS = 2 * 2**27 + 8 * 2**26
 QWEN3 = 2 * (8 * 2560 + 4) + 6 * (4096 + 1024) + 4 * (32 + 8) + 4 * 4096 + 4 * 1024 + 4 * 32 + 8 * 9728
 STAGE_1 = ((2 + 2 + 12 / 8 + 2 * 2) * N + 6144 * 36 * QWEN3 + LOGITS) / GIB  # while training
 STAGE_3 = 0.6 * 80 + 3 * 2 * N / 8 / GIB  # while generating

@@ -84,7 +84,7 @@ def test_so_many_at_a_time(tmp_path, parallel):
 
 
 def test_a_run_that_fails_is_named_and_tried_again(tmp_path):
-    """A status other than 0 is a failure, whatever was written."""
+    """A run has failed if its status is not 0, also if it wrote a summary."""
     planned = plan(STUDY, tmp_path)
     assert go(plan(STUDY, tmp_path / "other")[:1], STATUS="1").failed == ["plain-group-s3"]
     outcome = go(planned, FAIL="bapo-critic-s3")
