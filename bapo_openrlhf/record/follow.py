@@ -14,12 +14,21 @@ from typing import Any, BinaryIO
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.owner import is_gone
-from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, RUN, SUMMARY, WARNINGS, mean_of, parsed
+from bapo_openrlhf.record.run_record import (
+    BY_STEP,
+    EVALUATIONS,
+    METRICS,
+    RUN,
+    SHAPES,
+    SUMMARY,
+    WARNINGS,
+    mean_of,
+    parsed,
+)
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 RECENT = 20  # steps that rates, times and warnings cover
-ROWS = {WARNINGS: ("warnings", shapes.WARNING), EVALUATIONS: ("evaluations", shapes.evaluation)}  # files of few rows
-DOCUMENTS = {RUN: ("run", shapes.METADATA), SUMMARY: ("summary", shapes.SUMMARY)}  # files of one JSON object
+ATTRIBUTES = {RUN: "run", WARNINGS: "warnings", EVALUATIONS: "evaluations", SUMMARY: "summary"}
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 
 
@@ -116,7 +125,7 @@ class Follower(Seen):
             if name == METRICS:
                 self._begin_again()
             else:
-                self._take_document(name, b"" if name in ROWS else b"{}")
+                self._take_document(name, b"" if name in BY_STEP else b"{}")
 
     def _begin_again(self) -> None:
         self.rows, self.broken, self._end, self._last = [], 0, 0, b""
@@ -139,11 +148,10 @@ class Follower(Seen):
 
     def _take_document(self, name: str, data: bytes) -> None:
         """Take a JSON object, or a few rows. What is half-written is taken when the file changes again."""
-        if name in ROWS:
-            attribute, shape = ROWS[name]
+        attribute, shape = ATTRIBUTES[name], SHAPES[name]
+        if name in BY_STEP:
             setattr(self, attribute, [row for row in map(_row, data.split(b"\n")[:-1]) if row and shape(row)])
             return
-        attribute, shape = DOCUMENTS[name]
         document = parsed(data)
         if shape(document):
             setattr(self, attribute, document)

@@ -107,7 +107,7 @@ def _watch(
             rows = run.rows
             lines = {row["text"]: f"warning: {row['text']}" for row in run.warnings}
             lines |= {text: text for text in map(_held_out, run.evaluations)}
-            for text in lines.keys() - old_lines:
+            for text in [text for text in lines if text not in old_lines]:
                 console.print(lines[text], markup=False, highlight=False, soft_wrap=True)
             old_lines |= lines.keys()
             if rows:

@@ -47,6 +47,16 @@ EVALUATIONS = "evaluations.jsonl"
 PROBES = "probes.jsonl"
 WARNINGS = "warnings.jsonl"
 SUMMARY = "summary.json"
+SHAPES = {  # what stands in each file, or in each of its lines
+    RUN: shapes.METADATA,
+    METRICS: shapes.numbers,
+    GROUPS: shapes.GROUP,
+    ANSWERS: shapes.ANSWER,
+    EVALUATIONS: shapes.evaluation,
+    PROBES: shapes.ROW,
+    WARNINGS: shapes.WARNING,
+    SUMMARY: shapes.SUMMARY,
+}
 BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS, PROBES, WARNINGS)  # files of lines; each line has a "step"
 MODEL, CHECKPOINTS = "model", "checkpoints"  # the folders of a run's trained model and of its checkpoints
 CODE = "code"  # the folder with copies of the user's files that a run uses (launch/start.py)
@@ -68,7 +78,7 @@ class RunRecord:
         for name in BY_STEP:
             path = self.directory / name
             if path.exists():
-                kept = [row for row in read_rows(path) if resume_from is None or row["step"] < resume_from]
+                kept = [row for row in read_rows(path, shapes.ROW) if resume_from is None or row["step"] < resume_from]
                 write_atomically(path, "".join(_line(plain(name, row)) for row in kept).encode())
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -148,7 +158,6 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
         }
         for name in BY_STEP:
             read_rows(directory / name)  # the trainer reads them when everything has been loaded
-        read_warnings(directory)
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
     _write(directory / RUN, metadata)
@@ -203,36 +212,40 @@ def empty_folder(folder: Path) -> None:
 
 def read_run(directory: str | os.PathLike) -> dict[str, Any]:
     """Read run.json (see `begin_run` and `end_run`). Empty if there is none."""
-    return _read(Path(directory) / RUN, shapes.METADATA)
+    return _read(Path(directory) / RUN)
 
 
 def read_metrics(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the metrics of all steps, oldest first. Empty if there are none yet."""
-    return read_rows(Path(directory) / METRICS, shapes.numbers)
+    return read_rows(Path(directory) / METRICS)
 
 
 def read_groups(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the generated groups in the order of generation (see `RunRecord.append_rows`)."""
-    return read_rows(Path(directory) / GROUPS, shapes.GROUP)
+    return read_rows(Path(directory) / GROUPS)
 
 
 def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the sampled answers, oldest first (see `RunRecord.append_rows`)."""
-    return read_rows(Path(directory) / ANSWERS, shapes.ANSWER)
+    return read_rows(Path(directory) / ANSWERS)
 
 
 def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
-    return read_rows(Path(directory) / EVALUATIONS, shapes.evaluation)
+    return read_rows(Path(directory) / EVALUATIONS)
 
 
 def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the run's warnings, oldest first (see `RunRecord.append_rows`)."""
-    return read_rows(Path(directory) / WARNINGS, shapes.WARNING)
+    return read_rows(Path(directory) / WARNINGS)
 
 
-def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -> list[dict[str, Any]]:
-    """The rows of a file, without a last line that a crash cut short; a ConfigError if another line is no row."""
+def read_rows(path: Path, shape: shapes.Check | None = None, of: str = "a run") -> list[dict[str, Any]]:
+    """The rows of a file, without a last line that a crash cut short; a ConfigError if another line is no row.
+
+    `shape` is by default that of the file's name.
+    """
+    shape = shape or SHAPES[path.name]
     *whole, rest = (content(path) or b"").split(b"\n")
     del rest  # empty, or a line that a crash cut short
     rows = []
@@ -285,7 +298,7 @@ def write_summary(directory: str | os.PathLike, summary: Mapping[str, Any]) -> N
 
 def read_summary(directory: str | os.PathLike) -> dict[str, Any]:
     """Read summary.json. Empty if the run has not ended."""
-    return _read(Path(directory) / SUMMARY, shapes.SUMMARY)
+    return _read(Path(directory) / SUMMARY)
 
 
 def provenance(secret: str | None = None) -> dict[str, Any]:
@@ -342,10 +355,10 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(plain(path.name, document), indent=2) + "\n").encode())
 
 
-def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     data = content(path)
     document = {} if data is None else parsed(data)
-    if not shape(document):
+    if not SHAPES[path.name](document):
         raise ConfigError(f"{path} is damaged: it does not say what a run writes there; move it away, or repair it")
     return document
 

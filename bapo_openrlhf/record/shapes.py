@@ -67,10 +67,10 @@ SUMMARY = fields({
     "nothing_trained": maybe(text),
 })  # fmt: skip
 ROW = fields({"step": whole}, required=("step",))  # of any file
-OF_GROUP = {"step": whole, "prompt": text, "source": text, "state": text, "mean": number, "responses": whole}
-GROUP = fields(OF_GROUP | {"uid": whole, "tokens": number}, required=("step",))
-OF_ANSWER = {"step": whole, "prompt": text, "kind": text, "text": text, "response": text}
-ANSWER = fields(OF_ANSWER | {"reward": number}, required=("step",))
+_OF_GROUP = {"step": whole, "prompt": text, "source": text, "state": text, "mean": number, "responses": whole}
+GROUP = fields(_OF_GROUP | {"uid": whole, "tokens": number}, required=tuple(_OF_GROUP))
+_OF_ANSWER = {"step": whole, "prompt": text, "kind": text, "text": text, "response": text}
+ANSWER = fields(_OF_ANSWER | {"reward": number}, required=tuple(_OF_ANSWER))
 WARNING = fields({"step": whole, "kind": text, "text": text}, required=("step", "kind", "text"))
 
 

@@ -12,7 +12,6 @@ import pandas as pd
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record import shapes
 from bapo_openrlhf.workbench.pages.text import is_number
 
 Row = Mapping[str, Any]
@@ -84,16 +83,11 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     ]
 
 
-def _check_rows(folder: Path, rows: Sequence[Row], groups: Sequence[Row], answers: Sequence[Row]) -> None:
+def _check_order(folder: Path, rows: Sequence[Row]) -> None:
     for number, (before, row) in enumerate(pairwise(rows), start=2):
         if row["step"] <= before["step"]:
             place = folder / record.METRICS
             raise ConfigError(f"{place}, line {number}, is damaged: step {row['step']} comes after {before['step']}")
-    of_files = ((record.GROUPS, groups, shapes.OF_GROUP), (record.ANSWERS, answers, shapes.OF_ANSWER))
-    for name, rows_of_file, fields in of_files:
-        for number, row in enumerate(rows_of_file, start=1):
-            if missing := [field for field in fields if field not in row]:
-                raise ConfigError(f"{folder / name}, line {number}, is damaged: it has no {', '.join(missing)}")
 
 
 def read_run(folder: Path) -> Run:
@@ -104,7 +98,7 @@ def read_run(folder: Path) -> Run:
         metadata, summary = record.read_run(folder), record.read_summary(folder)
         groups, answers = record.read_groups(folder), record.read_answers(folder)
         evaluations = record.read_evaluations(folder)
-        _check_rows(folder, rows, groups, answers)
+        _check_order(folder, rows)
     except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {error}") from error
     if not rows and not metadata:

@@ -109,7 +109,6 @@ def resume(folder: Path) -> None:
     args = SimpleNamespace(run=SimpleNamespace(dir=folder.parent, name=folder.name), ckpt=SimpleNamespace(path="none"))
     products_by_step(args, "float32", Start("global_step3"))
     record.begin_run(folder, {"started": "2026-01-03", "changed": []}, resumes=True)
-    record.read_warnings(folder)
     record.RunRecord(folder, resume_from=4).append(4, {})  # must not raise: everything has been loaded
 
 

@@ -50,7 +50,7 @@ def start(tmp_path, monkeypatch):
             folder = Path(args.run.dir) / args.run.name
             result.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
             record.RunRecord(folder).append(1, {"rollouts/total": 16} | (metrics or {}))
-            record.RunRecord(folder).append_rows(record.GROUPS, 1, [{"uid": 0}])
+            record.RunRecord(folder).append_rows(record.PROBES, 1, [{"uid": 0}])
             does()
             if fails:
                 raise KeyboardInterrupt

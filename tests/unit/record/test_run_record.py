@@ -16,6 +16,7 @@ from watched_disk import each_crash
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.run_record import RunRecord, begin_run, read_metrics, read_run, summarise, write_summary
 
 
@@ -90,14 +91,16 @@ def test_rows_are_durable(tmp_path, monkeypatch):
 def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
     run = RunRecord(tmp_path)
     assert record.read_groups(tmp_path) == record.read_answers(tmp_path) == []
-    run.append_rows(record.GROUPS, 1, [{"uid": 0, "mean": None}, {"uid": 1, "mean": np.float64(0.5)}])
+    group = {"prompt": "a", "source": "fresh", "state": "fresh", "responses": 4}
+    run.append_rows(record.GROUPS, 1, [group | {"mean": None}, group | {"mean": np.float64(0.5)}])
     run.append_rows(record.ANSWERS, 1, [])
     assert not (tmp_path / "answers.jsonl").exists()
-    run.append_rows(record.ANSWERS, 2, [{"prompt": "a", "response": "x\ny \u2028 \ud800"}])
+    answer = {"prompt": "a", "kind": "failed", "text": "", "response": "x\ny \u2028 \ud800"}
+    run.append_rows(record.ANSWERS, 2, [answer])
     with (tmp_path / "groups.jsonl").open("a") as file:
         file.write('{"step": 2, "ui')  # not written to the end yet
-    assert record.read_groups(tmp_path) == [{"step": 1, "uid": 0, "mean": None}, {"step": 1, "uid": 1, "mean": 0.5}]
-    assert record.read_answers(tmp_path) == [{"step": 2, "prompt": "a", "response": "x\ny \u2028 \ud800"}]
+    assert record.read_groups(tmp_path) == [{"step": 1, **group, "mean": mean} for mean in (None, 0.5)]
+    assert record.read_answers(tmp_path) == [{"step": 2, **answer}]
     assert read_metrics(tmp_path) == []
 
 
@@ -108,7 +111,7 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
             run.append_rows(name, step, [{"n": 2 * step}, {"n": 2 * step + 1}])
     RunRecord(tmp_path, resume_from=3)
     for name in record.BY_STEP:
-        assert [row["n"] for row in record.read_rows(tmp_path / name)] == [2, 3, 4, 5]
+        assert [row["n"] for row in record.read_rows(tmp_path / name, shapes.ROW)] == [2, 3, 4, 5]
     RunRecord(tmp_path, resume_from=1)
     assert not any(record.read_rows(tmp_path / name) for name in record.BY_STEP)
 
@@ -162,7 +165,15 @@ def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*((name, "{]") for name in record.BY_STEP), (record.WARNINGS, '{"step": 1}')]
+    ("name", "line"),
+    [
+        *((name, "{]") for name in record.BY_STEP),
+        (record.WARNINGS, '{"step": 1}'),
+        (record.GROUPS, '{"step": 1}'),
+        (record.ANSWERS, '{"step": 1}'),  # without what the trainer reads of it
+        (record.METRICS, '{"step": 1, "rollouts/total": "x"}'),
+        (record.EVALUATIONS, '{"step": 1, "eval_a_pass1": "x"}'),
+    ],
 )
 def test_a_damaged_file_ends_a_resume_before_anything_changes(tmp_path, name, line):
     begin_run(tmp_path, START)
