@@ -26,9 +26,6 @@ BLOCK = 2**27  # logits (N, V') that are held at a time: 256 MiB in bfloat16
 TILE = {"cpu": 2**19}  # logits that are in float32 at a time: on a CPU they should fit into its cache
 TILE_ON_GPU = 2**26
 
-# Arguments of OpenRLHF's `Actor.forward` that say what it returns if no action mask is given, or that it does not read.
-NOT_FOR_THE_MODEL = ("allgather_logits", "return_logprobs", "packed_seq_lens")
-
 
 class _TokenLogProbs(torch.autograd.Function):
     """The logits of a single block are kept for the backward pass. Those of several are computed again."""
@@ -208,35 +205,30 @@ class SlicedActor(Actor):
         **others: Any,
     ) -> Any:
         """Log-probs of response tokens, float32 (B, A), and the output if wanted. Its `entropy` is (B, S - 1)."""
-        arguments = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
-        arguments |= {"return_output": return_output, "return_entropy": return_entropy}
+        inputs = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
+        wanted = {"return_output": return_output, "return_entropy": return_entropy}
         head = self.model.get_output_embeddings()
         if action_mask is None or not self.sliced or type(head) is not TokenHead:
-            return super().forward(sequences, action_mask, **arguments)
+            return super().forward(sequences, action_mask, **inputs, **wanted)
         batch, length = sequences.shape
-        images = {name: value for name, value in others.items() if name not in NOT_FOR_THE_MODEL}
         mask = torch.zeros_like(sequences)  # position t predicts token t + 1
         mask[:, length - 1 - action_mask.shape[1] : -1] = action_mask
+        labels = torch.roll(sequences, shifts=-1, dims=1)
         if self.packing_samples:
             mask, *_ = unpad_and_slice_tensor(mask, attention_mask, ring_attn_group)
-            tokens, positions, labels, padding, indices = unpad_and_slice_tensor(
-                sequences, attention_mask, ring_attn_group
-            )
-            inputs = {"attention_mask": None, "position_ids": positions, **images}
-        else:
-            tokens, labels = sequences, torch.roll(sequences, shifts=-1, dims=1)
-            inputs = self._inputs(sequences, attention_mask, images)
+            _, _, labels, padding, indices = unpad_and_slice_tensor(sequences, attention_mask, ring_attn_group)
         places = mask.flatten().nonzero().squeeze(-1)
         head.request = request = TokenRequest(places, labels.flatten()[places], self.temperature, return_entropy)
+        self.temperature = 1.0  # the head divides by it, and OpenRLHF must not do it again
         try:
-            output = self.model(tokens, **inputs)
+            output = super().forward(sequences, return_output=True, **inputs)
         finally:
-            head.request = None
+            head.request, self.temperature = None, request.temperature
         answer = output["logits"]  # under ZeRO-3, a hook of DeepSpeed's makes another object of the same memory
         if answer.shape != request.answer.shape or answer.data_ptr() != request.answer.data_ptr():
             self.sliced = False
             logger.info("the model changes its logits after the output head, so they are computed for all positions")
-            return self.forward(sequences, action_mask, **arguments)
+            return self.forward(sequences, action_mask, **inputs, **wanted)
         parts = answer.unbind(-1)
         if self.packing_samples:
             parts = [gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length) for part in parts]
@@ -244,18 +236,3 @@ class SlicedActor(Actor):
             output.entropy = parts[1][:, :-1]
         log_probs = parts[0][:, length - 1 - action_mask.shape[1] : -1] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
-
-    def _inputs(self, sequences: torch.Tensor, mask: torch.Tensor, images: dict[str, Any]) -> dict[str, Any]:
-        """What the model takes beside tokens that are not packed: mask, positions, and images with their places."""
-        if not getattr(self, "is_vlm", False):
-            positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 1)
-            return {"attention_mask": mask, "position_ids": positions, **images}
-        if images:
-            # An image is told by 1, a video by 2, and a family of models has its own name for this.
-            kinds = (sequences == self._vlm_config.image_token_id).to(torch.int32)
-            video = getattr(self._vlm_config, "video_token_id", None)
-            if video is not None:
-                kinds[sequences == video] = 2
-            name = "mm_token_type_ids" if "image_grid_thw" in images else "token_type_ids"
-            images = images | {name: kinds}
-        return {"attention_mask": mask, "position_ids": None, **images}
