@@ -9,7 +9,7 @@ schedules are OpenRLHF's, and all that its loop reads of the arguments is read h
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -92,9 +92,7 @@ class LossContext(NamedTuple):
 class _WholeBatch:
     """Lets OpenRLHF's trainers train on every sample. A loss that is not finite never reaches the weights."""
 
-    name: str
     engine: Any
-    optimizer: Any
     scheduler: Any
     use: int  # which use of the batch it is, from 1 on
     tripped: bool  # whether its uses have ended early
@@ -120,6 +118,7 @@ class _WholeBatch:
             self.use += 1
             loader = tqdm(
                 self.replay_buffer.loader(self._shuffles, self.dataloader_pin_memory),
+                total=len(self.replay_buffer.plan),
                 desc=f"Train epoch [{self.use}/{self.max_epochs}]",
                 disable=not self.strategy.is_rank_0(),
             )
@@ -173,19 +172,18 @@ class _WholeBatch:
             setattr(experience, name, None if value is None else value.to(device, non_blocking=True))
         self.engine.set_gradient_accumulation_boundary(part.plan.closes)
         loss = self.loss(experience, part, *loss_arguments)
-        self.strategy.backward(loss, self.engine, self.optimizer)
+        self.strategy.backward(loss, self.engine, None)
         self._losses = self._losses + loss.detach()
         if part.plan.closes:
             self._require_finite()
-        with self._gated(part):
-            self.strategy.optimizer_step(self.optimizer, self.engine, self.scheduler, name=self.name)
+        self._step(part.plan)
         self._rates.append(self.scheduler.get_last_lr()[0])
         if part.plan.closes:
             self._norms.append(self.engine.get_global_grad_norm())
 
-    def _gated(self, part: LossContext) -> AbstractContextManager[None]:
-        """Around the engine's step. It sets `tripped`, and leaves the optimizer out, if the uses of the batch end."""
-        return nullcontext()
+    def _step(self, plan: MicroBatch) -> None:
+        """The engine's step, which is one of the optimizer only if the micro-batch closes a step."""
+        self.strategy.optimizer_step(None, self.engine, None)
 
     def _require_finite(self) -> None:
         losses, self._losses = self._losses, 0.0
@@ -208,26 +206,13 @@ class _WholeBatch:
 class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
 
-    name = "actor"
     rate_factor = 1.0  # of the optimizer steps to come (`--adapt.scale_learning_rate`)
     cross_entropy = False  # whether the loss is only that of fine-tuning on demonstrations
     first_ratio: FirstRatio | None = None  # looks at the next optimizer step, whose ratio must be 1
 
     gate = cached_property(lambda self: ReuseGate.of(self.args.adapt))
     engine = property(lambda self: self.actor.model)
-    optimizer = property(lambda self: self.actor_optim)
     scheduler = property(lambda self: self.actor_scheduler)
-
-    def train_micro_batch(self, experience: Experience, part: LossContext, *loss_arguments: Any) -> None:
-        """Train on a micro-batch. A factor on the learning rate holds only while the optimizer steps."""
-        scaled = part.plan.closes and self.rate_factor != 1
-        if scaled:
-            self._set_rates(self.rate_factor)
-        super().train_micro_batch(experience, part, *loss_arguments)
-        if scaled:
-            self._set_rates(1.0)
-        if part.plan.closes and self.ema_model and not self.tripped:
-            self._average_weights()
 
     def _require_finite(self) -> None:
         """Raise also if the first ratio of the run is not 1."""
@@ -236,14 +221,25 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             first, self.first_ratio = self.first_ratio, None
             self.means.add(FIRST_RATIO, *first.require())
 
-    def _gated(self, part: LossContext) -> AbstractContextManager[None]:
-        if self.gate is None or self.cross_entropy or not part.plan.closes:
-            return nullcontext()
-        energy = head_energy(self.engine.module)
-        self.tripped = self.gate.trips(energy, self.use)
-        self.means.add("reuse/head_energy", energy, 1.0)
-        self.means.add("reuse/tripped_share", float(self.tripped), 1.0)
-        return optimizer_left_out(self.engine) if self.tripped else nullcontext()
+    def _step(self, plan: MicroBatch) -> None:
+        """Also ask the gate, which may end the uses of the batch: then the optimizer is left out.
+
+        A factor on the learning rate holds only while the optimizer steps.
+        """
+        if self.gate is not None and plan.closes and not self.cross_entropy:
+            energy = head_energy(self.engine.module)
+            self.tripped = self.gate.trips(energy, self.use)
+            self.means.add("reuse/head_energy", energy, 1.0)
+            self.means.add("reuse/tripped_share", float(self.tripped), 1.0)
+        scaled = plan.closes and self.rate_factor != 1
+        if scaled:
+            self._set_rates(self.rate_factor)
+        with optimizer_left_out(self.engine) if self.tripped else nullcontext():
+            super()._step(plan)
+        if scaled:
+            self._set_rates(1.0)
+        if plan.closes and self.ema_model and not self.tripped:
+            self._average_weights()
 
     def _set_rates(self, factor: float) -> None:
         groups = self.engine.optimizer.param_groups
@@ -357,9 +353,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
 class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
     """OpenRLHF's critic trainer on a batch of any number of micro-batches."""
 
-    name = "critic"
     engine = property(lambda self: self.critic)
-    optimizer = property(lambda self: self.critic_optim)
     scheduler = property(lambda self: self.critic_scheduler)
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ of a model with images stays out, because it is frozen. With `vllm.sync_with_ray
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import deepspeed
 import ray
@@ -27,18 +27,12 @@ from bapo_openrlhf.training.wire.packing import Piece
 PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and a rank of the actor two
 
 
-class Parcel(NamedTuple):
-    """Tensors of one dtype, one after the other: names and shapes in order, and numbers, of shape (N,)."""
-
-    pieces: list[Piece]
-    flat: torch.Tensor
-
-
-def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[Parcel]:
+def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[tuple[list[Piece], torch.Tensor]]:
     """Collect tensors in parcels of at most `limit` bytes. A larger one has a parcel of its own, without a copy.
 
-    A tensor is copied before the next one is asked for, because a gathered tensor is then gone. A parcel holds until
-    the next one is asked for.
+    A parcel is tensors of one dtype, one after the other: their names and shapes, and all numbers, of shape (N,). It
+    holds until the next one is asked for. A tensor is copied before the next one is asked for, because a gathered
+    tensor is then gone.
     """
     pieces: list[Piece] = []
     copies: list[torch.Tensor] = []
@@ -46,16 +40,16 @@ def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator
     for name, tensor in tensors:
         flat, piece = tensor.reshape(-1), (name, tuple(tensor.shape))
         if copies and (size + flat.nbytes > limit or copies[0].dtype != flat.dtype):
-            yield Parcel(pieces, torch.cat(copies))
+            yield pieces, torch.cat(copies)
             pieces, copies, size = [], [], 0
         if flat.nbytes > limit:
-            yield Parcel([piece], flat)
+            yield [piece], flat
         else:
             pieces.append(piece)
             copies.append(flat.clone())
             size += flat.nbytes
     if copies:
-        yield Parcel(pieces, torch.cat(copies))
+        yield pieces, torch.cat(copies)
 
 
 class ParcelActorTrainer(ActorPPOTrainer):
@@ -74,8 +68,8 @@ class ParcelActorTrainer(ActorPPOTrainer):
         torch.cuda.empty_cache()
         if self.use_cuda_ipc or first:
             send = self._lend if self.use_cuda_ipc else self._broadcast
-            for parcel in parcels(self._gathered(), PARCEL_BYTES):
-                send(parcel)
+            for pieces, flat in parcels(self._gathered(), PARCEL_BYTES):
+                send(pieces, flat)
         else:
             for _ in self._gathered():  # the other ranks only take part in the gathering
                 pass
@@ -97,18 +91,17 @@ class ParcelActorTrainer(ActorPPOTrainer):
             return GatherReplacedLayerParams([parameter], self.actor.model.module, enabled=True)
         return deepspeed.zero.GatheredParameters([parameter], enabled=ds.zero_stage == 3)
 
-    def _broadcast(self, parcel: Parcel) -> None:
+    def _broadcast(self, pieces: list[Piece], flat: torch.Tensor) -> None:
         """Send a parcel from rank 0 to all engines."""
-        loaded = [engine.update_weights.remote(parcel.pieces, parcel.flat.dtype) for engine in self.vllm_engines]
-        self._model_update_group.broadcast(parcel.flat, src=0, stream=torch.cuda.current_stream())
+        loaded = [engine.update_weights.remote(pieces, flat.dtype) for engine in self.vllm_engines]
+        self._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
         ray.get(loaded)
 
-    def _lend(self, parcel: Parcel) -> None:
+    def _lend(self, pieces: list[Piece], flat: torch.Tensor) -> None:
         """Let each engine's worker load a parcel from the memory of the rank that is on its GPU. All ranks have it."""
         handles: list[Any] = [None] * dist.get_world_size()
         torch_dist_barrier_and_cuda_sync()  # the copies are complete
-        dist.all_gather_object(handles, (get_physical_gpu_id(), reduce_tensor(parcel.flat)))
+        dist.all_gather_object(handles, (get_physical_gpu_id(), reduce_tensor(flat)))
         if dist.get_rank() == 0:
-            loaded = [engine.borrow_weights.remote(parcel.pieces, dict(handles)) for engine in self.vllm_engines]
-            ray.get(loaded)
+            ray.get([engine.borrow_weights.remote(pieces, dict(handles)) for engine in self.vllm_engines])
         torch_dist_barrier_and_cuda_sync()  # no rank uses the memory again before all engines have read it

@@ -19,7 +19,7 @@ from openrlhf.trainer.ppo_utils.experience import (
     remove_padding_in_sequences,
     split_experience_batch,
 )
-from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
 from bapo_openrlhf.adapt.batch import Skipped
@@ -103,7 +103,7 @@ class WholeBatchReplayBuffer:
         """The micro-batches of an epoch, in the order of the plan, in the memory of the CPU."""
         return DataLoader(
             [*self.items, self.filler],  # type: ignore[arg-type]
-            batch_sampler=MicroBatches(self.plan, shuffle),
+            batch_sampler=micro_batches(self.plan, shuffle),
             collate_fn=self.draw,
             pin_memory=pin_memory,
         )
@@ -138,22 +138,12 @@ class WholeBatchReplayBuffer:
         return [(replace(part, closes=n == len(passed)), each) for n, (part, each) in enumerate(passed, start=1)]
 
 
-class MicroBatches(Sampler[list[int]]):
-    """Yields the buffer positions of each micro-batch of a plan. The filler has the last position."""
-
-    def __init__(self, plan: list[MicroBatch], shuffle: bool) -> None:
-        self.plan = plan
-        places = range(sum(part.samples for part in plan))
-        self.order = RandomSampler(places) if shuffle and places else SequentialSampler(places)
-        self.filler = len(places)
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        places = iter(self.order)
-        for part in self.plan:
-            yield list(islice(places, part.samples)) or [self.filler]
+def micro_batches(plan: Sequence[MicroBatch], shuffle: bool) -> Iterator[list[int]]:
+    """The buffer positions of each micro-batch of a plan. The filler has the last position."""
+    samples = range(sum(part.samples for part in plan))
+    places = iter(RandomSampler(samples) if shuffle and samples else SequentialSampler(samples))
+    for part in plan:
+        yield list(islice(places, part.samples)) or [len(samples)]
 
 
 def without_padding(experience: Experience) -> list[Experience]:

@@ -114,7 +114,7 @@ def trainer(kind, samples, total, filler, strategy, *, size, accumulated, by_sam
     subject.strategy, subject.args, subject.max_epochs, subject.dataloader_pin_memory = strategy, args, 1, False
     strategy.accumulated_gradient = accumulated
     strategy.backward = lambda loss, engine, _: engine.backward(loss)
-    strategy.optimizer_step = lambda _, engine, __, name: engine.step()
+    strategy.optimizer_step = lambda _, engine, __: engine.step()
     subject.replay_buffer = WholeBatchReplayBuffer(size)
     buffer = subject.replay_buffer
     buffer.items, buffer.total, buffer.filler = list(samples), total, filler
@@ -122,12 +122,12 @@ def trainer(kind, samples, total, filler, strategy, *, size, accumulated, by_sam
     scheduler = SimpleNamespace(get_last_lr=lambda: [0.1])
     accumulated = 1 if args.train.dynamic_batch_enable else accumulated
     if kind is WholeBatchActorTrainer:
-        subject.actor, subject.actor_optim, subject.actor_scheduler = Model(weight), None, scheduler
+        subject.actor, subject.actor_scheduler = Model(weight), scheduler
         subject.actor.model, subject.ema_model = Engine(weight, accumulated), None
         subject.actor_loss_fn = PolicyLoss(CLIP, CLIP, token_level_loss=not by_sample)
     else:
         subject.critic = CriticEngine(weight, accumulated)
-        subject.critic_optim, subject.critic_scheduler, subject.critic_loss_fn = None, scheduler, ValueLoss(VALUE_CLIP)
+        subject.critic_scheduler, subject.critic_loss_fn = scheduler, ValueLoss(VALUE_CLIP)
     return subject
 
 

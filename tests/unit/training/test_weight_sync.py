@@ -192,10 +192,10 @@ def test_any_tensors_are_in_parcels_of_the_limit(shapes, halves, limit):
             whole.zero_()  # under ZeRO-3 the gathered tensor is gone
 
     engine, sizes = Engine(Wire()), {tensor.nbytes for tensor in sent.values()}
-    for parcel in parcels(gathered(), limit):
-        assert parcel.flat.nbytes <= limit or parcel.flat.nbytes in sizes
-        engine.worker.model_config.dtype = parcel.flat.dtype
-        load(engine.worker, *parcel)
+    for pieces, flat in parcels(gathered(), limit):
+        assert flat.nbytes <= limit or flat.nbytes in sizes
+        engine.worker.model_config.dtype = flat.dtype
+        load(engine.worker, pieces, flat)
     assert list(engine.weights) == list(sent)
     for name, tensor in sent.items():
         assert engine.weights[name].dtype == tensor.dtype and torch.equal(engine.weights[name], tensor)
@@ -203,8 +203,8 @@ def test_any_tensors_are_in_parcels_of_the_limit(shapes, halves, limit):
 
 def test_a_large_tensor_is_not_copied():
     tensor = torch.ones(30)
-    (parcel,) = parcels([("large", tensor)], 100)
-    assert parcel.flat.data_ptr() == tensor.data_ptr()
+    ((_, flat),) = parcels([("large", tensor)], 100)
+    assert flat.data_ptr() == tensor.data_ptr()
 
 
 @pytest.mark.parametrize(("dtype", "loads", "message"), [

@@ -12,7 +12,7 @@ from test_updates import by_step
 from torch.utils.data import DataLoader
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
-from bapo_openrlhf.training.worker.whole_batch import MicroBatches, WholeBatchReplayBuffer
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer, micro_batches
 
 
 def sample(length: int) -> Experience:
@@ -33,7 +33,7 @@ def planned(shares: list[list], args, size: int = 4, *, packed: bool = False) ->
 
 def steps(buffer: WholeBatchReplayBuffer) -> list[list[list]]:
     """The samples of each micro-batch, by optimizer step."""
-    items, parts = [*buffer.items, buffer.filler], MicroBatches(buffer.plan, shuffle=False)
+    items, parts = [*buffer.items, buffer.filler], micro_batches(buffer.plan, shuffle=False)
     return by_step(buffer.plan, [[items[place] for place in places] for places in parts])
 
 
