@@ -13,8 +13,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.engine.printed import Printed
-from bapo_openrlhf.training.engine.reward_pool import LOADING, status
+from bapo_openrlhf.training.engine.reward_pool import LOADING, Printed, status
 from bapo_openrlhf.training.engine.reward_worker import die_with
 from bapo_openrlhf.user_file import described
 

@@ -152,12 +152,7 @@ class RolloutEngine(Engine):
             return
         self.rewards, executor.send_responses = executor, verifier.send_responses
         if verifier.processes and executor.reward_func:
-            self.rewards = executor.reward_func = RewardPool(
-                executor.endpoints[0],
-                processes=verifier.processes,
-                timeout=verifier.timeout,
-                memory_gib=verifier.memory_gib,
-            )
+            self.rewards = executor.reward_func = RewardPool(executor.endpoints[0], verifier)
 
     async def merge_adapters(self, scale: float) -> None:
         """Merge the actor's LoRA adapters into the weights of each sync from now on, times alpha / r."""

@@ -9,7 +9,6 @@ it starts is killed with it, unless that runs in a session of its own, or this p
 import atexit
 import contextlib
 import json
-import math
 import os
 import select
 import signal
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.training.engine.printed import Printed
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.engine.reward_worker import encode
 from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.signals import NUMBERS
@@ -34,6 +33,7 @@ MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most abo
 SENT_AHEAD = 2**16  # bytes of requests that are sent together; they fit the buffer of the socket
 FROM_OUTSIDE = (signal.SIGKILL, *NUMBERS)  # signals that somebody else sends, such as the kernel without memory
 LOADING = 300.0  # seconds that loading the file may take
+MOST_PRINTED = 4096  # bytes of a call that are passed on
 TOGETHER = 0.02  # seconds that the calls of one exchange take, as far as is known
 
 
@@ -50,43 +50,24 @@ class RewardFailure(Exception):
 
 
 class _Call(Future):
-    """The future of one call, with the process that has it, and whether it is asked a second time."""
+    """The future of one call, and whether it is asked a second time."""
 
     def __init__(self, request: bytes) -> None:
         super().__init__()
-        self.request, self.worker, self.is_retry = request, None, False
+        self.request, self.is_retry = request, False
 
 
 class RewardPool:
-    """Calls the `reward_func` of a file in up to `processes` processes, one response per call. It is thread-safe.
+    """Calls the `reward_func` of a file in up to `verifier.processes` processes, one response per call.
 
     Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
     time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
     with it and not answered yet go to another one. A call whose process was killed from outside is asked once more.
-
-    Args:
-        timeout: Seconds of wall-clock time that one call may take.
-        memory_gib: GiB that each process may take in addition to what it has once the file is loaded. So libraries that
-            the file imports do not count. What the function imports in its first call counts, also for the time.
-        startup_timeout: Seconds that loading the file may take.
+    What the function imports in its first call counts, for the time and for the memory. It is thread-safe.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        *,
-        processes: int,
-        timeout: float,
-        memory_gib: float,
-        startup_timeout: float = LOADING,
-    ) -> None:
-        self.processes = processes
-        self.timeout = timeout
-        self.memory_gib = memory_gib
-        self.startup_timeout = startup_timeout
-        for name in ("processes", "timeout", "memory_gib", "startup_timeout"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"{name} {value} must be positive and finite")
+    def __init__(self, path: str | os.PathLike, limits: VerifierConfig) -> None:
+        self.limits = limits
         self.path = os.path.abspath(path)
         self.name = str(user_file.origin(Path(self.path)))  # in messages
         self.failures = Failures()
@@ -99,17 +80,6 @@ class RewardPool:
         self._workers: set[_Worker] = set()
         self._closed = False
         atexit.register(self.close)
-
-    def __call__(self, query: str, prompt: str, label: Any, response: str) -> dict:
-        """Compute the reward of one response, and wait for it. See `submit`."""
-        call = self.submit(query, prompt, label, response)
-        try:
-            return call.result()
-        except BaseException:
-            if not call.done() and not call.cancel() and call.worker is not None:
-                call.is_retry = True  # the caller was interrupted, and nobody waits for another answer
-                call.worker.kill()
-            raise
 
     def submit(self, query: str, prompt: str, label: Any, response: str) -> _Call:
         """The future of {"rewards": float, "scores": float, "extra_logs": {name: float}} of one response.
@@ -155,10 +125,8 @@ class RewardPool:
                     old_worker, worker = worker, None
                     self._forget(old_worker)
                     worker = self._started()
-                for call in calls:
-                    call.worker = worker
                 slowest, start = 0.0, time.monotonic()
-                for kind, answer in worker.ask([call.request for call in calls], self.timeout):
+                for kind, answer in worker.ask([call.request for call in calls], self.limits.timeout):
                     if kind == "killed" and not queue[0].is_retry:
                         queue[0].is_retry = True
                         self._is_free(queue, slowest)
@@ -204,7 +172,7 @@ class RewardPool:
 
     def _wake(self, count: int) -> None:
         """Let a process take calls, a new one if only so many are free as were woken before."""
-        if count >= len(self._threads) - self._busy and len(self._threads) < self.processes:
+        if count >= len(self._threads) - self._busy and len(self._threads) < self.limits.processes:
             self._threads.append(threading.Thread(target=self._serve, name="reward-pool", daemon=True))
             self._threads[-1].start()
         self._changed.notify()
@@ -224,9 +192,9 @@ class RewardPool:
     def _started(self, *, retry: bool = False) -> "_Worker":
         with self._changed:  # because close() must see every worker
             self._check_open()
-            worker = _Worker(self.path, self.name, int(self.memory_gib * 2**30))
+            worker = _Worker(self.path, self.name, int(self.limits.memory_gib * 2**30))
             self._workers.add(worker)
-        ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
+        ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], LOADING)
         if kind != "result":
             self._forget(worker)
             if kind == "killed" and not retry:
@@ -244,7 +212,7 @@ class RewardPool:
 
     def _failure(self, kind: str, whose: str, what: str, place: str) -> Exception:
         kind = "crashed" if kind == "killed" else kind
-        limit = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
+        limit = f": more than {self.limits.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
         what = f"{whose} {what}{limit}"
         with self._changed:
             self._check_open()
@@ -376,6 +344,64 @@ class _Worker:
                     os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
         return self.process.returncode
+
+
+class Printed:
+    """What a process of the user's code prints: passed on to standard error, but not without limit.
+
+    A function that prints thousands of lines in each call would otherwise fill the log of a run with gigabytes. It is
+    a pipe for the standard output and standard error of the process. Close `writer` here once the process has it.
+    """
+
+    def __init__(self, whose: str) -> None:
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._whose, self._open = whose, True
+        self._allowance, self._excess = MOST_PRINTED, 0  # bytes
+
+    def begin(self, calls: int) -> None:
+        """Allow MOST_PRINTED bytes for each of the calls that begin now. What comes between calls counts too."""
+        self._pass_on()
+        self._allowance = MOST_PRINTED * calls
+
+    def wait_for(self, channel: Any, seconds: float) -> bool:
+        """Pass on what is printed until a socket or a pipe can be read, or until some was printed; whether it can."""
+        poll = select.poll()
+        poll.register(channel, select.POLLIN)
+        if self._open:
+            poll.register(self._reader, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(max(1000 * seconds, 0))}
+        if self._reader in ready:
+            self._pass_on()
+        return channel.fileno() in ready
+
+    def end(self) -> None:
+        """Pass on the rest, and say how much was left out."""
+        self._pass_on()
+        if self._excess:
+            left_out = f"{self._excess:,} bytes that its code printed are left out"
+            said = f"\n{self._whose}: {left_out}; the first {MOST_PRINTED:,} of a call are shown\n"
+            os.write(2, said.encode())
+            self._excess = 0
+
+    def close(self) -> None:
+        """Close this end."""
+        self._open = False
+        os.close(self._reader)
+
+    def _pass_on(self) -> None:
+        """Pass on what there is now, as far as it is allowed."""
+        while self._open:
+            try:
+                data = os.read(self._reader, 65536)
+            except BlockingIOError:
+                return
+            self._open = bool(data)  # otherwise the process has closed its end
+            piece = data[: self._allowance]
+            self._allowance -= len(piece)
+            self._excess += len(data) - len(piece)
+            while piece:
+                piece = piece[os.write(2, piece) :]
 
 
 def status(code: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -105,20 +105,17 @@ class Judge:
     def __init__(self, path: Path, limits: VerifierConfig, prompt: str, label: Any) -> None:
         """Load the file, and let it judge an empty response to one problem. A ConfigError says that it cannot."""
         self.path = path
-        self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
+        self._pool = RewardPool(path, limits)
         try:
-            self._pool(prompt, prompt, label, "")
+            self.submit(prompt, prompt, label, "").result()
             self._answer = getattr(user_file.load("reward file", path), "answer", None)
         except Exception as error:
             self.close()
             raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
 
-    def score(self, query: str, prompt: str, label: Any, response: str) -> tuple[float, str | None]:
-        """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""
-        try:
-            return self._pool(query, prompt, label, response)["rewards"], None
-        except RewardFailure as failure:
-            return 0.0, failure.kind
+    def submit(self, query: str, prompt: str, label: Any, response: str) -> Future:
+        """Let it judge a response. See `outcome`."""
+        return self._pool.submit(query, prompt, label, response)
 
     def answers(self, prompt: str, responses: Sequence[str]) -> list[str | None] | None:
         """The final answers of the responses to a prompt, which majority votes need. None: the file has no `answer`.
@@ -127,20 +124,28 @@ class Judge:
         """
         if self._answer is None:
             return None
-        return [self._answer_in(text) for text in texts_of((), [prompt] * len(responses), responses)]
-
-    def _answer_in(self, text: str) -> str | None:
-        try:
-            answer = self._answer(text)
-        except Exception as error:
-            raise RunError(f"{self.path}: answer raised {user_file.described(error)}") from error
-        if not isinstance(answer, (str, type(None))):
-            raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must return a text or None")
-        return answer
+        answers = []
+        for text in texts_of((), [prompt] * len(responses), responses):
+            try:
+                answer = self._answer(text)
+            except Exception as error:
+                raise RunError(f"{self.path}: answer raised {user_file.described(error)}") from error
+            if not isinstance(answer, (str, type(None))):
+                raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must return a text or None")
+            answers.append(answer)
+        return answers
 
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
+
+
+def outcome(call: Future) -> tuple[float, str | None]:
+    """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""
+    try:
+        return call.result()["rewards"], None
+    except RewardFailure as failure:
+        return 0.0, failure.kind
 
 
 def _ask(
@@ -161,8 +166,6 @@ def _ask(
             if path not in judges:
                 judges[path] = Judge(path, limits, prompt.text, problems[key].label)
                 stack.callback(judges[path].close)
-        threads = ThreadPoolExecutor(limits.processes * len(judges), "judge")
-        stack.callback(threads.shutdown, cancel_futures=True)
         store.write_settings(request.out, settings)
         for name in files:
             store.cut_torn_line(request.out, name)
@@ -170,9 +173,9 @@ def _ask(
         stack.enter_context(bar)
 
         def store_oldest() -> None:
-            key, responses, futures = judging.popleft()
+            key, responses, calls = judging.popleft()
             problem, judge = problems[key], judges[files[key[0]]]
-            scores, failures = zip(*(future.result() for future in futures), strict=True)
+            scores, failures = zip(*map(outcome, calls), strict=True)
             said = [response.text for response in responses]
             row = {
                 "id": problem.id,
@@ -193,10 +196,10 @@ def _ask(
         longest = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
         try:
             for key, responses in generate.generate(request, prompts, request.max_model_len or longest):
-                score, prompt, label = judges[files[key[0]]].score, prompts[key].text, problems[key].label
-                scores = [threads.submit(score, sample.query, prompt, label, sample.text) for sample in responses]
-                judging.append((key, responses, scores))
-                while judging and (len(judging) > BACKLOG or all(score.done() for score in judging[0][2])):
+                judge, prompt, label = judges[files[key[0]]], prompts[key].text, problems[key].label
+                calls = [judge.submit(sample.query, prompt, label, sample.text) for sample in responses]
+                judging.append((key, responses, calls))
+                while judging and (len(judging) > BACKLOG or all(call.done() for call in judging[0][2])):
                     store_oldest()
         finally:
             while judging:

@@ -6,6 +6,7 @@ import pytest
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.launch.start import keep_user_files
 from bapo_openrlhf.methods.registry import method_class
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
@@ -47,15 +48,15 @@ def test_an_edit_during_the_run_changes_nothing(run_files):
     args, mine, _ = run_files
     for name in ("reward", "method", "agent"):
         (mine / f"{name}.py").write_text("def broken(:\n")
-    pool = RewardPool(args.reward.remote_url[0], processes=1, timeout=60, memory_gib=0.25)
+    pool = RewardPool(args.reward.remote_url[0], VerifierConfig(processes=1, timeout=60, memory_gib=0.25))
     try:
-        assert pool("", "", None, "")["rewards"] == 0.5  # it finds what is beside the original
+        assert pool.submit("", "", None, "").result()["rewards"] == 0.5  # it finds what is beside the original
         for query, says in {"fails": "raised ZeroDivisionError", "ends": "ended its process: exit status 3"}.items():
             with pytest.raises(RewardFailure, match=f"^{mine / 'reward.py'}: reward_func {says}") as error:
-                pool(query, "", None, "")
+                pool.submit(query, "", None, "").result()
             place = f"{mine / 'reward.py'}:{7 if query == 'fails' else 5}"
             assert (error.value.kind, place) in pool.failures.causes
-            assert pool("", "", None, "")["rewards"] == 0.5  # also in a new process
+            assert pool.submit("", "", None, "").result()["rewards"] == 0.5  # also in a new process
     finally:
         pool.close()
     assert method_class(args.adapt.method).weight == 1

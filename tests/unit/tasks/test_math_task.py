@@ -17,6 +17,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from math_verify import grader
 
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.tasks import math as task
 from bapo_openrlhf.tasks.task import BadRow
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
@@ -349,10 +350,10 @@ def test_the_file_is_light_until_something_has_to_be_compared():
 
 @pytest.mark.slow  # a process of its own loads sympy
 def test_it_serves_as_a_reward_file():
-    with closing(RewardPool(task.TASK.file, processes=1, timeout=120, memory_gib=4)) as pool:
+    with closing(RewardPool(task.TASK.file, VerifierConfig(processes=1, timeout=120, memory_gib=4))) as pool:
         prompt = r"What is 1+1, within \boxed{}?"
         for response, reward, boxed in ((r"\boxed{4/2}", 1.0, 1.0), (r"\boxed{3}", 0.0, 1.0), ("2", 0.0, 0.0)):
-            result = pool(prompt, prompt, "2", response)
+            result = pool.submit(prompt, prompt, "2", response).result()
             assert result == {"rewards": reward, "scores": reward, "extra_logs": {"boxed": boxed}}
 
 

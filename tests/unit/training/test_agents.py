@@ -330,6 +330,6 @@ def test_what_the_engine_limits(tmp_path, executor, processes, adapted, limited,
     assert (type(engine.executor), type(engine.rewards)) == (limited, rewards)
     assert engine.reward_failures() == Failures()
     if rewards in (LimitedAgent, RewardPool):
-        assert engine.rewards.timeout == 17
+        assert getattr(engine.rewards, "limits", engine.rewards).timeout == 17
     if engine.rewards:
         assert engine.rewards in (engine.executor, getattr(engine.executor, "reward_func", None))

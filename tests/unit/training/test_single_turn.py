@@ -15,6 +15,7 @@ from vllm import SamplingParams
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.sampling_params import RequestOutputKind
 
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.engine import reward_server
 from bapo_openrlhf.training.engine.engines import Engine, RolloutEngine, request_seed
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
@@ -161,7 +162,7 @@ def test_is_what_openrlhf_makes(tmp_path, prompts, asked, rewarded):
     wanted = theirs(SingleTurnAgentExecutor(path), prompts, **asked)
     engine, pool = engine_of(RolloutEngine, SingleTurn(path)), None
     if rewarded == "in processes":
-        pool = engine.executor.reward_func = RewardPool(path, processes=2, timeout=60, memory_gib=0.25)
+        pool = engine.executor.reward_func = RewardPool(path, VerifierConfig(processes=2, timeout=60, memory_gib=0.25))
     groups = ours(engine, prompts, **asked)
     if pool is not None:
         pool.close()
