@@ -18,7 +18,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods.base import Method, are_positions
 from bapo_openrlhf.record.metrics import DECLARED, names
 from bapo_openrlhf.record.state_file import load_state, save_state
-from bapo_openrlhf.training.wire.names import OWN
+from bapo_openrlhf.training.wire.failures import OWN
 from bapo_openrlhf.user_file import described
 
 PLAIN = (str, bytes, int, float, complex, type(None))  # types of values that are compared as they are

@@ -16,7 +16,6 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError, one_line, reason_of
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, config_of, few, headers, shapes_of, weight_files
-from bapo_openrlhf.training.worker.dropout import noise_of
 
 
 @dataclass(frozen=True)
@@ -184,6 +183,8 @@ class Noisy(OfModel):
 
     def answer(self) -> list[str]:
         from transformers import CONFIG_MAPPING
+
+        from bapo_openrlhf.training.worker.mended_models import noise_of
 
         config = config_of(self.about, Path(self.folder))
         config |= config.get("text_config") or {}

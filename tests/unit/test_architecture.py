@@ -119,7 +119,7 @@ LIGHT = [
     ("from bapo_openrlhf.record import metrics", STACK | CHARTS | {"rich"}),
     ("from bapo_openrlhf.launch import resume, start; from bapo_openrlhf.training.driver import signals", STACK),
     # what travels, which every process of a run reads
-    ("from bapo_openrlhf.training.wire import failures, names, packing, responses, signals",
+    ("from bapo_openrlhf.training.wire import failures, packing, responses, signals",
      STACK - {"torch"} | {"transformers"}),
     (COMMAND.format(PLAN), STACK | {"transformers", "datasets"}),
     (COMMAND.format([*CHECK, "--data.prompt_dataset=org/data", "--prompts=83"]), STACK | {"transformers", "datasets"}),

@@ -98,9 +98,9 @@ def logged(logs: Any) -> dict[str, float]:
     """The numbers that are logged of one response, by name. NaN means that there is none of this name.
 
     Raises:
-        Invalid: It is not a dict, a value is not one number, or a name is in `names.OWN`. The message names it.
+        Invalid: It is not a dict, a value is not one number, or a name is in `failures.OWN`. The message names it.
     """
-    from bapo_openrlhf.training.wire.names import OWN
+    from bapo_openrlhf.training.wire.failures import OWN
 
     logs = {} if logs is None else logs
     if not isinstance(logs, Mapping):

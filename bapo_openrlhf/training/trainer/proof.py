@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from bapo_openrlhf.adapt.shift import ENOUGH, USUAL_KL
 from bapo_openrlhf.training.trainer.experience import BatchExperience
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.wire.names import FIRST_RATIO
+from bapo_openrlhf.training.wire.packing import FIRST_RATIO
 
 READ = (
     "Usually they have read other weights, because {model} has a second set of them beside those that its index names, "

@@ -1,9 +1,21 @@
-"""Failed calls of the user's reward function or agent: how many, what was wrong most often, when a run stops."""
+"""Failed calls of the user's reward function or agent, and the names that `extra_logs` must not have.
+
+A reward process reads this file, so it imports only the standard library.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
+
+# What a run itself knows of a response or logs under a name without a slash. `extra_logs` would replace it.
+OWN = frozenset((
+    "actor_grad_norm", "actor_lr", "critic_grad_norm", "critic_loss", "critic_lr", "dynamic_filtering_pass_rate",
+    "entropy_loss", "first_ratio", "generated_samples", "group_reward_std", "is_filter_ratio", "kl", "logprobs_diff",
+    "policy_loss", "ppo_clip_ratio", "ppo_kl", "response_clip_ratio", "response_length", "return", "reward", "score",
+    "skipped_update", "step", "stopped", "total_length", "truncated", "values", "version_max", "version_min",
+    "vllm_kl",
+))  # fmt: skip
 
 
 @dataclass

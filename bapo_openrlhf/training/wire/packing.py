@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers
+FIRST_RATIO = "first_ratio"  # what the actor returns, and from which the trainer knows that it has looked
 
 Piece = tuple[str, tuple[int, ...]]  # name and shape of a tensor in a parcel of weights
 

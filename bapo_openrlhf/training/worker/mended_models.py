@@ -1,12 +1,42 @@
-"""What is mended in a model that was loaded: rotary frequencies, what rewards are divided by, and how it is saved."""
+"""What is mended in a model that was loaded: noise, rotary frequencies, what divides rewards, how it is saved."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
+
+NOISE = ("drop", "jitter")  # parts of the names of such settings: attn_pdrop, hidden_dropout, layerdrop, jitter_noise
+OF_LORA = "lora_dropout"  # it has a flag of its own, `--ds.lora.dropout`
+
+
+def noise_of(settings: Mapping[str, Any]) -> dict[str, float]:
+    """The settings that are probabilities or sizes of noise, and are not 0."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if any(part in name for part in NOISE) and type(value) in (int, float) and value
+    }
+
+
+def without_noise(model: Any) -> None:
+    """Set dropout and all other noise to 0: in a model's configurations, and in its modules, which may have read them.
+
+    The old log-probs are computed without noise, and the loss computes them again with it. So with an attention
+    dropout of 0.3, one token in five is outside of the clip range before anything was learned.
+    """
+    for name, module in model.named_modules():
+        if OF_LORA in name:
+            continue
+        config = getattr(module, "config", None)
+        for owner in (module, config) if hasattr(config, "to_dict") else (module,):
+            for setting in noise_of(vars(owner)):
+                setattr(owner, setting, 0.0)
+        if noise_of({type(module).__name__.lower(): getattr(module, "p", 0)}):  # torch's own, such as Dropout
+            module.p = 0.0
 
 
 def restore_frequencies(model: torch.nn.Module) -> None:

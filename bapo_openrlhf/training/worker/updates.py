@@ -27,8 +27,8 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.corrections import ReuseGate
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
-from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN
-from bapo_openrlhf.training.wire.packing import demonstration_tokens, is_demonstration
+from bapo_openrlhf.training.wire.failures import OWN
+from bapo_openrlhf.training.wire.packing import FIRST_RATIO, demonstration_tokens, is_demonstration
 from bapo_openrlhf.training.worker.loss_parts import FirstRatio, after_veto, demonstration_loss, without_demonstrations
 from bapo_openrlhf.training.worker.shards import head_energy, optimizer_left_out, part_of
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer

@@ -21,11 +21,15 @@ from bapo_openrlhf.flags.sizes import critic_steps
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 from bapo_openrlhf.training.wire.signals import leave_to_driver
-from bapo_openrlhf.training.worker.dropout import without_noise
 from bapo_openrlhf.training.worker.gradients import probe_gradients
 from bapo_openrlhf.training.worker.log_probs import SlicedActor
 from bapo_openrlhf.training.worker.loss_parts import FirstRatio
-from bapo_openrlhf.training.worker.mended_models import make_savable, restore_frequencies, restore_normalisation
+from bapo_openrlhf.training.worker.mended_models import (
+    make_savable,
+    restore_frequencies,
+    restore_normalisation,
+    without_noise,
+)
 from bapo_openrlhf.training.worker.shards import part_of
 from bapo_openrlhf.training.worker.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer

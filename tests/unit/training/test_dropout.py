@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bapo_openrlhf.training.worker.dropout import noise_of, without_noise
+from bapo_openrlhf.training.worker.mended_models import noise_of, without_noise
 
 SMALL = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
 # Of each kind of code: noise in modules, in attributes of modules, and in the configuration that a forward pass reads.

@@ -25,7 +25,8 @@ from bapo_openrlhf.record.metrics import all_metrics
 from bapo_openrlhf.training.engine import reward_pool
 from bapo_openrlhf.training.engine import reward_worker as worker
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
-from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN
+from bapo_openrlhf.training.wire.failures import OWN
+from bapo_openrlhf.training.wire.packing import FIRST_RATIO
 from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS
 from bapo_openrlhf.training.wire.signals import NUMBERS, blocked
 
