@@ -54,8 +54,6 @@ def replay_buffer(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
     finally:
         torch.cuda.current_device = device
-    require(self, "target_device")
-    self.target_device = torch.device("cpu")
 
 
 class _GlooGroup:

@@ -1,9 +1,4 @@
-"""The rollout engine, a Ray actor around vLLM. It keeps delayed weights, seeds requests and isolates rewards.
-
-The delayed weights of Algorithm 1 (line 3) stay in the engine: each vLLM worker copies its own tensors to host memory
-and later back, which needs neither the actor nor the network. docs/performance.md compares its time with that of a
-second broadcast.
-"""
+"""The rollout engine, a Ray actor around vLLM. It keeps delayed weights, seeds requests and isolates rewards."""
 
 import asyncio
 import hashlib
@@ -293,7 +288,7 @@ class RolloutEngine(Engine):
         await self.llm.collective_rpc(_load, args=(folder,))
         await self.changed(version)
 
-    async def changed(self, version: int | None) -> None:
+    async def changed(self, version: int) -> None:
         """Note the version of the new weights, and forget what others computed: keys and values, image embeddings.
 
         Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
