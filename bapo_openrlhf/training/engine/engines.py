@@ -163,15 +163,13 @@ class RolloutEngine(Engine):
         inputs = pictures(images) if images and hasattr(tokenizer, "image_processor") else images
         generate = partial(super().generate_responses, hf_tokenizer=tokenizer, images=inputs)
         first = self.weights_version
-        if seed is None:
-            responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
-        else:
-            tasks = []
-            for sample in range(num_samples):
-                params = copy(sampling_params)
+        tasks = []
+        for sample in range(num_samples):
+            params = copy(sampling_params)  # because OpenRLHF's executor of agents writes into them
+            if seed is not None:
                 params.seed = request_seed(seed, sample)
-                tasks.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
-            responses = [response for group in await asyncio.gather(*tasks) for response in group]
+            tasks.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
+        responses = [response for group in await asyncio.gather(*tasks) for response in group]
         return [self._versioned(response, first) | {"images": images} for response in responses]
 
     def _versioned(self, response: dict[str, Any], first: int | None) -> dict[str, Any]:

@@ -295,6 +295,26 @@ def test_each_response_has_parameters_of_its_own():
     assert given == [4, 4]
 
 
+def test_a_response_keeps_the_beginning_of_its_observation_beside_a_shorter_one():
+    """Without limits and without a seed."""
+    lengths = iter((3, 12))
+
+    class Instance(AgentInstanceBase):
+        def __init__(self): ...
+
+        async def reset(self, states):
+            return {"observation": "abcdefghijkl"[: next(lengths)]}
+
+        async def step(self, states):
+            return {"rewards": torch.tensor(1.0), "environment_feedback": "", "done": True}
+
+    engine, asked = object.__new__(RolloutEngine), Engine()
+    engine.executor, engine.generate, engine.tokenizer = MultiTurnAgentExecutor(Instance), asked.generate, tokenizer
+    params = SamplingParams(max_tokens=4, logprobs=1)
+    asyncio.run(engine.generate_responses("p", "l", params, 32, num_samples=2))
+    assert [len(tokens) for tokens, _ in asked.asked] == [3, 12]
+
+
 def test_an_executor_may_keep_the_engine_and_ask_it_from_a_thread_of_its_own():
     class Executor(AgentExecutorBase):
         engine = None
