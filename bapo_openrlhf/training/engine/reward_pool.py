@@ -307,7 +307,7 @@ class _Worker:
             if not data:
                 raise EOFError
             self._data += data
-            if len(self._data) > MAX_REPLY:
+            if b"\n" not in self._data and len(self._data) > MAX_REPLY:
                 raise OverflowError(f"it is longer than {MAX_REPLY} bytes")
         reply, _, self._data = self._data.partition(b"\n")
         return reply

@@ -296,6 +296,12 @@ def test_one_answer_even_where_the_function_forks(one_pool):
         assert pid_of(one_pool) == before
 
 
+def test_only_a_reply_has_a_limit_and_not_what_is_read_together(make_pool, monkeypatch):
+    monkeypatch.setattr(reward_pool, "MAX_REPLY", 2000)
+    reply_and_more = """b'["result", {"rewards": 9.0}, 1]\\n' + b'[' * 1999"""
+    assert ask(make_pool(), f"os.write(int(sys.argv[4]), {reply_and_more})\n{GOOD}")["rewards"] == 9.0
+
+
 def test_a_worker_that_talks_unasked_is_replaced(make_pool):
     pool = make_pool()
     late = """b'["result", {"rewards": 9.0, "scores": 9.0, "extra_logs": {"pid": 0}}]\\n'"""
