@@ -5,22 +5,17 @@ docs/studies.md describes the fields of the file, and configs/studies/countdown.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ALLOWED, NUMBERS, ConfigError
 from bapo_openrlhf.flags.files import dotted
 from bapo_openrlhf.user_file import read_yaml
-from bapo_openrlhf.workbench.pages.text import is_number
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
 MEASURES = ("accuracy", "curve", "rollouts", "solved")
-FIELDS = {
-    "name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods", "claims",
-    "smoke",
-}  # fmt: skip
 SMOKE = {"methods", "flags", "evaluations"}
 SAME_WAYS = {"run.faster": ["all"]}  # so that times of arms with and without batch adaptation can be compared
 NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -92,6 +87,9 @@ class Study:
         return ["--algorithm", algorithm, *words, "--train.seed", str(seed)]
 
 
+FIELDS = {one.name for one in fields(Study)} - {"arms"} | {"methods", "smoke"}  # of a file
+
+
 def words_of(files: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
     """Files and flags as words of a command line. Null gives a flag without a value."""
     words = ["--config", *files] if files else []
@@ -131,8 +129,9 @@ def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
     base = _fields(like, _content(path.parent / like, users), FIELDS)
     _study(base, path)
     if isinstance(names := content.get("methods"), list):
-        if missing := [str(name) for name in names if name not in base["methods"]]:
-            raise ConfigError(f"methods has {', '.join(missing)}; {like} has {', '.join(base['methods'])}")
+        known = [*base["methods"]]  # a list, because a name of the file may be anything
+        if missing := [str(name) for name in names if name not in known]:
+            raise ConfigError(f"methods has {', '.join(missing)}; {like} has {', '.join(map(str, known))}")
         content["methods"] = {name: base["methods"][name] for name in names}
     if isinstance(content.get("smoke"), dict):
         content["smoke"] = {**_fields(f"{like}: smoke", base.get("smoke") or {}, SMOKE), **content["smoke"]}
@@ -155,28 +154,23 @@ def _study(content: Any, path: Path) -> Study:
                 raise ConfigError(f"seeds has none for {arm.path}, and the study has the arm {arm.name}")
         arms = tuple(replace(arm, seeds=_seeds(seeds[arm.path])) for arm in arms)
         seeds = sorted({seed for arm in arms for seed in arm.seeds})
-    targets = _numbers("targets", content.get("targets", []), (int, float))
-    if targets != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
-        raise ConfigError(f"targets is {targets}; it must hold rising numbers above 0 and at most 1")
+    targets = [_number("targets has", one, "in (0, 1]") for one in _list("targets", content.get("targets", []))]
+    if targets != sorted(set(targets)):
+        raise ConfigError(f"targets is {targets}; its numbers must rise")
     start = content.get("start")
-    if start is not None and not (isinstance(start, (int, float)) and 0 <= start <= 1):
-        raise ConfigError(f"start is {start!r}; it must be a number within [0, 1]")
-    parallel = content.get("parallel", 1)
-    if not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1:
-        raise ConfigError(f"parallel is {parallel!r}; it must be a whole number of at least 1")
     names = [arm.name for arm in arms]
     return Study(
         name=str(content["name"]),
         arms=arms,
         seeds=_seeds(seeds),
         evaluations=_strings("evaluations", content.get("evaluations", [])),
-        start=start,
+        start=None if start is None else _number("start is", start, "in [0, 1]"),
         targets=tuple(targets),
         claims=tuple(_claim(claim, names) for claim in _list("claims", content.get("claims") or [])),
         config=_files("config", content.get("config", []), path),
         flags=_flags("flags", content.get("flags")),
         prepare=tuple(_strings("prepare", command) for command in _list("prepare", content.get("prepare") or [])),
-        parallel=parallel,
+        parallel=_number("parallel is", content.get("parallel", 1), "at least 1", "int"),
     )
 
 
@@ -207,10 +201,10 @@ def _arms(method: str, entry: Any, path: Path) -> list[Arm]:
 
 
 def _seeds(content: Any) -> tuple[int, ...]:
-    seeds = _numbers("seeds", content, int)
-    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
-        raise ConfigError(f"seeds is {seeds}; it must hold different whole numbers of at least 0")
-    return tuple(seeds)
+    seeds = tuple(_number("seeds has", seed, "at least 0", "int") for seed in _list("seeds", content))
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ConfigError(f"seeds is {content}; it must hold at least one number, and none twice")
+    return seeds
 
 
 def _claim(entry: Any, arms: Sequence[str]) -> Claim:
@@ -219,16 +213,17 @@ def _claim(entry: Any, arms: Sequence[str]) -> Claim:
     for name, values in (("better", arms), ("than", arms), ("measure", MEASURES)):
         if (value := getattr(claim, name)) not in values:
             raise ConfigError(f"claims: {name} is {value!r}; it must be one of {', '.join(values)}")
-    for name, value in (("margin", claim.margin), ("ratio", claim.ratio)):
-        if value is not None and not (is_number(value) and value >= 0):
-            raise ConfigError(f"claims: {name} is {value!r}; it must be a finite number of at least 0")
+    for name in ("margin", "ratio"):
+        if (value := getattr(claim, name)) is not None:
+            _number(f"claims: {name} is", value, "finite and at least 0")
     return claim
 
 
-def _fields(where: str, content: Any, names: set[str], required: Sequence[str] = ()) -> dict[str, Any]:
+def _fields(where: str, content: Any, names: Collection[str] | None, required: Sequence[str] = ()) -> dict[str, Any]:
+    """The content, if it is a mapping that has the required names and, unless `names` is None, none but these."""
     if not isinstance(content, dict):
         raise ConfigError(f"{where} must hold `name: value`; found {type(content).__name__}")
-    if unknown := sorted(str(name) for name in set(content) - names):
+    if names is not None and (unknown := sorted(str(name) for name in set(content) - set(names))):
         raise ConfigError(f"{where} has {', '.join(unknown)}; it takes {', '.join(sorted(names))}")
     if missing := [name for name in required if content.get(name) is None]:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
@@ -236,7 +231,7 @@ def _fields(where: str, content: Any, names: set[str], required: Sequence[str] =
 
 
 def _flags(where: str, content: Any) -> dict[str, Any]:
-    return dict(dotted(_fields(where, content or {}, set(content or {}))))
+    return dict(dotted(_fields(where, content or {}, None)))
 
 
 def _files(where: str, content: Any, path: Path) -> tuple[str, ...]:
@@ -257,8 +252,9 @@ def _strings(where: str, content: Any) -> tuple[str, ...]:
     return tuple(map(str, _list(where, content)))
 
 
-def _numbers(where: str, content: Any, kind: Any) -> list[Any]:
-    numbers = _list(where, content)
-    if any(not isinstance(v, kind) or isinstance(v, bool) for v in numbers):
-        raise ConfigError(f"{where} is {content!r}; it must be a list of numbers")
-    return numbers
+def _number(where: str, value: Any, allowed: str, kind: str = "float") -> Any:
+    """A number of a kind of NUMBERS, if it is as ALLOWED says. `where` ends with the verb of the error message."""
+    kinds = int if kind == "int" else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not ALLOWED[allowed](value):
+        raise ConfigError(f"{where} {value!r}; it must be {NUMBERS[kind]}, {allowed}")
+    return value
