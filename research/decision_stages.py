@@ -198,9 +198,7 @@ def ended(run: Planned) -> bool:
 def results_of(study: Study, runs: Sequence[Planned]) -> Results:
     """The runs of a study that are done."""
     done = [run for run in runs if run.done]
-    return Results(
-        study, [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in done]
-    )
+    return Results(study, [StudyRun(run.arm, run.seed, read_run(run.folder)) for run in done])
 
 
 # ── searches ──

@@ -48,7 +48,7 @@ from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.report.runs import TRIPPED
-from bapo_openrlhf.workbench.study.data import UPDATE_TOKENS, Results, StudyRun
+from bapo_openrlhf.workbench.study.data import UPDATE_TOKENS, Results
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
 DRAWS = 99_999  # permutations, if there are more
@@ -193,9 +193,9 @@ def fresh(results: Results) -> Results:
     These rewards are those of the policy before the step, so they stand at the step before.
     """
     runs = [
-        StudyRun(run.arm, run.seed, run.run, [
+        replace(run, run=replace(run.run, evaluations=[
             {"step": row["step"] - 1, "eval_fresh_pass1": row["reward/fresh_mean"]}
-            for row in run.run.rows if row.get("reward/fresh_mean") is not None])
+            for row in run.run.rows if row.get("reward/fresh_mean") is not None]))
         for run in results.runs
     ]  # fmt: skip
     other = Results(replace(results.study, evaluations=("fresh",), start=None), runs)

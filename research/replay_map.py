@@ -103,9 +103,7 @@ def results_of(name: str, folder: Path) -> Results:
     """
     study = read_study(STUDIES / f"{name}.yaml")
     done = [run for run in plan(study, folder) if run.done]
-    return Results(
-        study, [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in done]
-    )
+    return Results(study, [StudyRun(run.arm, run.seed, read_run(run.folder)) for run in done])
 
 
 def add_costs(results: Results, units: pd.DataFrame | None) -> None:

@@ -156,8 +156,8 @@ def _write(study, begun: Sequence, out: Path) -> int:
 
     if not begun:
         raise ConfigError(f"study: no run in {out}/runs has made a step yet; --output names the study's folder")
-    runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]
-    commits = sorted({str(study_run.run.fact("commit")) for study_run in runs})
+    runs = [StudyRun(run.arm, run.seed, read_run(run.folder)) for run in begun]
+    commits = sorted({str(study_run.run.metadata.get("commit")) for study_run in runs})
     metadata = {
         **record.provenance(),
         "commits of the runs": ", ".join(commits),

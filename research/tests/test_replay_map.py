@@ -40,7 +40,8 @@ def results_of(*methods: str) -> Results:
             ]  # fmt: skip
             top = HEIGHTS[arm.method, seed]
             held_out = [{"step": step, "eval_sums_pass1": 0.1 + (top - 0.1) * (step / 8) ** 2} for step in (4, 8)]
-            runs.append(StudyRun(arm, seed, Run("", rows, {"total_steps": 8, "config": config}, groups), held_out))
+            facts = {"total_steps": 8, "config": config}
+            runs.append(StudyRun(arm, seed, Run("", rows, facts, groups, evaluations=held_out)))
     results = Results(Study("made", arms, (1, 2), evaluations=("sums",), start=0.1), runs)
     replay_map.add_costs(results, UNITS)
     return results

@@ -28,7 +28,7 @@ class Run:
     groups: pd.DataFrame = field(default_factory=pd.DataFrame)  # of `groups_frame`
     answers: Sequence[Row] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
-    evaluations: Sequence[Row] = ()
+    evaluations: Sequence[Row] = ()  # the final one last; each has "step" and eval_DATASET_passK
 
     @property
     def config(self) -> Mapping[str, Any]:

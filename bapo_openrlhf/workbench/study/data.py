@@ -43,12 +43,11 @@ Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One seed of an arm. A row for each evaluation, the final one last, holds "step" and eval_BENCHMARK_passK."""
+    """One seed of an arm."""
 
     arm: Arm
     seed: int
     run: Run
-    evaluations: Sequence[Mapping[str, Any]] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -60,19 +59,6 @@ class StudyRun:
         """Whether all steps are there. The last accuracy of an interrupted run is not its final accuracy."""
         planned = self.run.metadata.get("total_steps")
         return bool(self.run.summary) or not is_number(planned) or self.run.last_step >= planned
-
-
-def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
-    """A row per trainer step of a run: FIRST_COLUMNS, then its metrics and evaluation. What is no number is NaN."""
-    frames = []
-    for study_run in runs:
-        rows = _frame(study_run.run.rows)
-        if study_run.evaluations:
-            rows = rows.merge(_frame(study_run.evaluations), on="step", how="left")
-        columns = {name: getattr(study_run.arm, name) for name in ("method", "path", "label")}
-        frames.append(rows.assign(**columns, seed=study_run.seed, done=bool(study_run.run.summary)))
-    whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST_COLUMNS)
-    return whole[[*FIRST_COLUMNS, *sorted(set(whole.columns) - set(FIRST_COLUMNS))]]
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
@@ -147,7 +133,16 @@ class Results:
 
     @cached_property
     def table(self) -> pandas.DataFrame:
-        return steps_table(self.runs)
+        """A row for each step of a run: FIRST_COLUMNS, its metrics and its evaluation. What is no number is NaN."""
+        frames = []
+        for study_run in self.runs:
+            rows = _frame(study_run.run.rows)
+            if study_run.run.evaluations:
+                rows = rows.merge(_frame(study_run.run.evaluations), on="step", how="left")
+            columns = {name: getattr(study_run.arm, name) for name in ("method", "path", "label")}
+            frames.append(rows.assign(**columns, seed=study_run.seed, done=bool(study_run.run.summary)))
+        whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST_COLUMNS)
+        return whole[[*FIRST_COLUMNS, *sorted(set(whole.columns) - set(FIRST_COLUMNS))]]
 
     @cached_property
     def steps(self) -> pandas.DataFrame:
@@ -286,7 +281,7 @@ class Results:
         rows = [
             {**row, "arm": study_run.arm.name, "seed": study_run.seed}
             for study_run in self.runs
-            for row in study_run.evaluations
+            for row in study_run.run.evaluations
         ]
         table = pandas.DataFrame(rows, columns=[*RUN, "step", *self.benchmarks])
         scores = table[self.benchmarks].apply(pandas.to_numeric, errors="coerce").astype(float)
@@ -355,8 +350,8 @@ def missing(results: Results) -> list[str]:
             sentences.append(f"{name}: no final accuracy of seed {', '.join(map(str, absent))}.")
         sentences += [
             f"{name}, seed {study_run.seed}: its final accuracy is that after step "
-            f"{study_run.evaluations[-1]['step']:,} of {study_run.run.last_step:,}; none was made later."
+            f"{study_run.run.evaluations[-1]['step']:,} of {study_run.run.last_step:,}; none was made later."
             for study_run in runs
-            if study_run.seed in final and study_run.evaluations[-1]["step"] < study_run.run.last_step
+            if study_run.seed in final and study_run.run.evaluations[-1]["step"] < study_run.run.last_step
         ]
     return sentences

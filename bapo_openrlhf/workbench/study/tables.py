@@ -105,12 +105,12 @@ def with_sign(value: float) -> str:
 def every_run(results: Results) -> Table:
     """The final evaluation of every run, with each pass@k."""
     prefixes = tuple(f"eval_{name}_pass" for name in results.study.evaluations)
-    last_rows = [row for study_run in results.runs for row in study_run.evaluations[-1:]]
+    last_rows = [row for study_run in results.runs for row in study_run.run.evaluations[-1:]]
     names = dict.fromkeys(key for row in last_rows for key in sorted(row) if key.startswith(prefixes))
     rows = []
     for arm in results.arms:
         for study_run in results.by_arm[arm.name]:
-            last = study_run.evaluations[-1] if study_run.evaluations else {}
+            last = study_run.run.evaluations[-1] if study_run.run.evaluations else {}
             values = [f"{100 * last[key]:.1f}" if is_number(last.get(key)) else "–" for key in names]
             state = "" if study_run.finished else "stopped early"
             rows.append([results.labels[arm.name], str(study_run.seed), str(last.get("step", "–")), *values, state])

@@ -80,5 +80,6 @@ def make_run(arm, seed, *, steps=12, prompts=16, groups=True, evaluations=True, 
         "name": f"{arm.name}-{seed}", "seed": seed, "total_steps": planned or steps,
         "config": {"adapt.method": arm.method, "train.max_epochs": 2, "actor.adam.lr": 1e-4},
     }  # fmt: skip
-    run = Run(f"{arm.name}-{seed}", rows, metadata, groups_frame(generated if groups else []))
-    return StudyRun(arm, seed, run, held_out if evaluations else [])
+    generated, held_out = generated if groups else [], held_out if evaluations else []
+    run = Run(f"{arm.name}-{seed}", rows, metadata, groups_frame(generated), evaluations=held_out)
+    return StudyRun(arm, seed, run)

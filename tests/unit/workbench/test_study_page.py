@@ -31,7 +31,13 @@ def run_of(arm, seed, accuracies, *, rollouts=100, groups=(), steps=4, planned=N
     ]
     held_out = [{"step": step, "eval_b_pass1": value} for step, value in enumerate(accuracies, start=1)]
     metadata = {"total_steps": planned or steps, **metadata}
-    return StudyRun(arm, seed, Run(f"{arm.name}-{seed}", rows, metadata, groups_frame(list(groups))), held_out)
+    run = Run(f"{arm.name}-{seed}", rows, metadata, groups_frame(list(groups)), evaluations=held_out)
+    return StudyRun(arm, seed, run)
+
+
+def with_evaluations(run, rows):
+    """The run of a study with these evaluations instead."""
+    return replace(run, run=replace(run.run, evaluations=rows))
 
 
 def study_of(*claims_, targets=(), arms=(PLAIN, BAPO), seeds=(1, 2, 3, 4, 5)):
@@ -79,7 +85,7 @@ def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
     results = Results(study_of(), [result])
     spent = [results.total_at_target(target, ROLLOUTS).to_dict() for target in (0.05, 0.2, 0.21, 0.31)]
     assert spent == [{("plain-group", 1): value} for value in (50, 100, 200)] + [{}]
-    before = replace(result, evaluations=[{"step": 0, "eval_b_pass1": 0.9}])
+    before = with_evaluations(result, [{"step": 0, "eval_b_pass1": 0.9}])
     assert Results(study_of(), [before]).total_at_target(0.5, ROLLOUTS).to_list() == [0]
 
 
@@ -456,7 +462,7 @@ def test_verdicts_are_plain_and_on_top(undrawn):
     lambda study: [],
     lambda study: [make_run(study.arms[1], 2, steps=1)],
     lambda study: every_run(study, groups=False),
-    lambda study: [StudyRun(*one, Run("r", [{"step": 1}]), []) for one in study.runs],
+    lambda study: [StudyRun(*one, Run("r", [{"step": 1}])) for one in study.runs],
 ])  # fmt: skip
 def test_the_page_of_an_unfinished_study(undrawn, make):
     study = make_study()
@@ -474,23 +480,25 @@ def test_values_that_are_no_numbers(undrawn, two_arms):
     study, runs = two_arms
     spoiled = [{key: value if key == "step" else None for key, value in row.items()} for row in runs[0].run.rows]
     runs[0] = replace(runs[0], run=replace(runs[0].run, rows=spoiled))
-    runs[1] = replace(runs[1], evaluations=[row | {"eval_cd4_pass1": float("nan")} for row in runs[1].evaluations])
+    rows = [row | {"eval_cd4_pass1": float("nan")} for row in runs[1].run.evaluations]
+    runs[1] = with_evaluations(runs[1], rows)
     words = Page(page.make_study_page(Results(study, runs), {})).words("main")[0]
     assert "BAPO-GRPO: no final accuracy of seed 1." in words and "nan" not in words.lower().split()
 
 
 def test_an_accuracy_that_is_not_that_of_the_end_is_named(two_arms):
     study, runs = two_arms
-    assert runs[0].evaluations[-1]["step"] == runs[0].run.last_step == 12 and not data.missing(Results(study, runs))
-    runs[0] = replace(runs[0], evaluations=runs[0].evaluations[:-1])
+    rows = runs[0].run.evaluations
+    assert rows[-1]["step"] == runs[0].run.last_step == 12 and not data.missing(Results(study, runs))
+    runs[0] = with_evaluations(runs[0], rows[:-1])
     (said,) = data.missing(Results(study, runs))
     assert said.startswith("GRPO, seed 1: ") and "after step 9 of 12" in said
 
 
 def test_evaluations_that_lack_a_benchmark(undrawn, two_arms):
     study, runs = two_arms
-    rows = [[{k: v for k, v in row.items() if "cd4" not in k} for row in run.evaluations] for run in runs]
-    result = Results(study, [replace(run, evaluations=there) for run, there in zip(runs, rows, strict=True)])
+    rows = [[{k: v for k, v in row.items() if "cd4" not in k} for row in run.run.evaluations] for run in runs]
+    result = Results(study, [*map(with_evaluations, runs, rows)])
     assert "cd4 is in none" in result.why_no_accuracy
     words = Page(page.make_study_page(result, {})).words("main")[0]
     assert f"No run has a final accuracy: {result.why_no_accuracy}." in words

@@ -16,7 +16,7 @@ from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record.run_record import EVALUATIONS, RunRecord, begin_run, write_summary
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
-from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
+from bapo_openrlhf.workbench.study.data import Results, StudyRun, write_table
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import Running, on_terminal, plan, require_same, run_all
 
@@ -193,8 +193,9 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
     for number, arm in enumerate(ARMS):
         rows = [{"step": step, "reward/fresh_mean": step / 4 + number, "rollouts/total": 8 * step} for step in (1, 2)]
         evaluations = [{"step": 2, "eval_cd4_pass1": 0.125}] if number == 0 else []
-        runs.append(StudyRun(arm, 3, Run(arm.name, rows, summary={} if number else {"steps": 2}), evaluations))
-    paths = write_table(steps_table(runs), tmp_path)
+        summary = {} if number else {"steps": 2}
+        runs.append(StudyRun(arm, 3, Run(arm.name, rows, summary=summary, evaluations=evaluations)))
+    paths = write_table(Results(STUDY, runs).table, tmp_path)
     assert [path.name for path in paths] == ["table.parquet", "table.csv"]
     columns = ["method", "path", "label", "seed", "step", "done"]
     for table in (pandas.read_parquet(paths[0]), pandas.read_csv(paths[1])):
@@ -205,14 +206,14 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
         ]
         assert table["reward/fresh_mean"].tolist() == [0.25, 0.5, 1.25, 1.5]
         assert table["eval_cd4_pass1"].dropna().to_dict() == {1: 0.125}
-    assert list(steps_table([]).columns) == columns
+    assert list(Results(STUDY, []).table.columns) == columns
 
 
 def test_what_is_no_number_is_not_in_the_table(tmp_path):
     """A reward function may return a text, and a damaged record may have a number that no column holds."""
     rows = [{"step": 1, "note": "a text", "length": 3}, {"step": 2, "note": 1.5, "length": 10**20}]
     evaluations = [{"step": 2, "eval_cd4_pass1": 10**400}]
-    table = steps_table([StudyRun(ARMS[0], 3, Run(ARMS[0].name, rows, summary={}), evaluations)])
+    table = Results(STUDY, [StudyRun(ARMS[0], 3, Run(ARMS[0].name, rows, evaluations=evaluations))]).table
     write_table(table, tmp_path)
     assert table[["length", "note"]].isna().to_numpy().tolist() == [[False, True], [True, False]]
     assert "eval_cd4_pass1" not in table or table["eval_cd4_pass1"].isna().all()
