@@ -51,7 +51,7 @@ from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import countdown, reasoning_gym
 from bapo_openrlhf.workbench.prepare.build import Preparation
 from bapo_openrlhf.workbench.prepare.build import prepare as prepare_data
-from bapo_openrlhf.workbench.study.runner import Planned, Running, on_terminal, require_same, run_all
+from bapo_openrlhf.workbench.study.runner import Planned, on_terminal, require_same, run_all
 
 MODEL = RESULTS / "map" / "steps_model.tar.xz"  # all runs begin with it
 ONCE = "failed_once"  # file in the folder of a run that has ended with an error; it is tried once more
@@ -190,20 +190,26 @@ def run_command(command: Sequence[str], root: Path) -> None:
 
 
 def checked(runs: Sequence[Planned]) -> tuple[dict[str, int], int]:
-    """Check each arm; return the trainer steps of each run by its name, and the most devices that a run takes."""
+    """Check each arm; return the trainer steps of each run by its name, and the most devices that a run takes.
+
+    A run that was begun with other settings is a ConfigError.
+    """
     from bapo_openrlhf.cli import arguments
     from bapo_openrlhf.flags.sizes import run_steps
     from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.settings import settings_of
     from bapo_openrlhf.launch.start import logical_gpus
 
-    steps, devices = {}, 0
+    steps, settings, devices = {}, {}, 0
     for run in runs:
         if run.arm.name not in steps:
             args = arguments.parse(run.words, "bapo-openrlhf train")
             inputs = check_inputs(args)
             assert inputs.prompts is not None
             steps[run.arm.name] = run_steps(args, inputs.prompts, inputs.candidates)
+            settings[run.arm.name] = settings_of(args, inputs.prompts)
             devices = max(devices, logical_gpus(args))
+        require_same(run, settings[run.arm.name])
     return {run.name: steps[run.arm.name] for run in runs}, devices
 
 
@@ -217,7 +223,6 @@ def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], ro
     """Run some of the runs of a stage, `Stage.parallel` at a time. Returns whether there was time for all of them."""
     from bapo_openrlhf.launch.start import shared_ray
 
-    require_same(runs)
     steps, devices = checked(runs)
     failures = 0
 
@@ -226,7 +231,7 @@ def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], ro
         on_terminal(stage.name, steps, runs) as seen,
     ):
 
-        def after(running: Sequence[Running], over: Sequence[Planned]) -> None:
+        def after(running: Sequence[Planned], over: Sequence[Planned]) -> None:
             """Show how far the runs are; note those that have failed, and count what the models of the others solve."""
             nonlocal failures
             seen(running, over)

@@ -40,7 +40,6 @@ def _main(options: argparse.Namespace, prog: str) -> int:
             with _naming(arm.name):
                 parse_words(arguments.build_parser(prog), next(run.words for run in planned if run.arm == arm))
         return _write(study, _begun_runs(planned), out)
-    runner.require_same(planned)
     if options.check:
         steps, _ = _check(planned)
         runs = f"{len(planned)} runs of {len(study.arms)} arms"
@@ -112,19 +111,17 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     of_arm: dict[str, tuple[int, int]] = {}
     settings: dict[str, Settings] = {}
     for run in planned:
-        if run.arm.name in of_arm:
-            runner.require_same_settings(run, settings[run.arm.name])
-            continue
-        with _naming(run.arm.name):
-            args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
-            runner.require_steps(args)
-            checked = check_inputs(args, keep=False)  # each run keeps its own
-            if checked.prompts is None:
-                raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
-        settings[run.arm.name] = settings_of(args, checked.prompts)
-        runner.require_same_settings(run, settings[run.arm.name])
-        print_warnings(checked, f"study, {run.arm.name}: ")
-        of_arm[run.arm.name] = run_steps(args, checked.prompts, checked.candidates), logical_gpus(args)
+        if run.arm.name not in of_arm:
+            with _naming(run.arm.name):
+                args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
+                runner.require_steps(args)
+                checked = check_inputs(args, keep=False)  # each run keeps its own
+                if checked.prompts is None:
+                    raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
+            print_warnings(checked, f"study, {run.arm.name}: ")
+            settings[run.arm.name] = settings_of(args, checked.prompts)
+            of_arm[run.arm.name] = run_steps(args, checked.prompts, checked.candidates), logical_gpus(args)
+        runner.require_same(run, settings[run.arm.name])
     steps = {run.name: of_arm[run.arm.name][0] for run in planned}
     return steps, max(devices for _, devices in of_arm.values())
 

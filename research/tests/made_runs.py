@@ -1,11 +1,9 @@
 """Made-up runs of a study, in the form that records have."""
 
-import json
-
 import decision_stages as stages
 
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.workbench.study.runner import COMMAND, Planned
+from bapo_openrlhf.workbench.study.runner import Planned
 
 STEPS, OF_STEP = 4, 64  # steps of a run, and responses of a step
 LEVELS = ("four_terms", "five_terms", "six_terms", "seven_terms")
@@ -58,7 +56,6 @@ def write_run(
               "adapt.skip_zero_advantage": any("skip_two_updates" in word for word in run.words)}  # fmt: skip
     facts = {"name": run.name, "algorithm": "made", "seed": run.seed, "started": "now", "total_steps": STEPS}
     record.begin_run(run.folder, {**facts, **MADE, **about, "config": config})
-    (run.folder / COMMAND).write_text(json.dumps(run.words))
     rows = record.RunRecord(run.folder)
     for step in range(1, STEPS + 1):
         rows.append(step, {

@@ -270,9 +270,13 @@ def test_each_arm_is_checked_and_its_steps_are_counted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(preflight, "check_inputs", lambda args: SimpleNamespace(prompts=512, candidates=1))
     stage = stages.Stage("one", 1, "best_rates", (1,), {"plain": 1, "half": 1, "bapo": 1}, grid=(1e-4,))
-    steps, devices = runner.checked(stages.planned(stage, tmp_path))
+    runs = stages.planned(stage, tmp_path)
+    steps, devices = runner.checked(runs)
     assert steps == {"plain_0.0001-group-s1": 64, "half_0.0001-group-s1": 128, "bapo_0.0001-group-s1": 64}
     assert devices >= 2  # actor and engine
+    runner.record.begin_run(runs[0].folder, {"started": "now", "config": {"data.max_len": 1}})
+    with pytest.raises(ConfigError, match="plain_0.0001-group-s1 .* was started with data.max_len 1 "):
+        runner.checked(runs)
 
 
 def test_a_terminated_runner_leaves_its_block_in_order():

@@ -1,11 +1,10 @@
 """Runs the runs of a study: several at a time, each as `bapo-openrlhf train` in a process of its own, with bars.
 
-The folder OUT/runs/ARM-sSEED/ holds the record of one run, its command (command.json) and its output (output.log). A
-run is done when it has a summary.json. The same command continues a study that was stopped: a run that was interrupted
-continues from its last checkpoint, which a signal saves too, and without one it starts again.
+The folder OUT/runs/ARM-sSEED/ holds the record of one run and its output (output.log). A run is done when it has a
+summary.json. The same command continues a study that was stopped: a run that was interrupted continues from its last
+checkpoint, which a signal saves too, and without one it starts again.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -25,12 +24,10 @@ from bapo_openrlhf.launch.settings import Settings, changes
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.outcome import UNTRAINED
 from bapo_openrlhf.workbench.pages.text import duration
-from bapo_openrlhf.workbench.study.definition import Arm, Study
+from bapo_openrlhf.workbench.study.definition import SAME_WAYS, Arm, Study
 
 RUNS = "runs"
-COMMAND = "command.json"
 OUTPUT = "output.log"
-PLACE = ("--run.dir=", "--ckpt.path=", "--ckpt.output_dir=")  # flags that say where a run's files lie
 POLL = 0.5  # seconds between two looks at the running processes
 TRAIN = ("-m", "bapo_openrlhf.cli", "train")  # arguments of Python
 
@@ -55,13 +52,7 @@ class Planned:
         return (self.folder / record.SUMMARY).exists()
 
 
-@dataclass
-class Running:
-    planned: Planned
-    process: subprocess.Popen[bytes]
-
-
-Callback = Callable[[Sequence[Running], Sequence[Planned]], None]  # the running runs, and those that have just ended
+Callback = Callable[[Sequence[Planned], Sequence[Planned]], None]  # the running runs, and those that have just ended
 
 
 @dataclass
@@ -90,32 +81,25 @@ def plan(study: Study, out: Path) -> list[Planned]:
     return runs
 
 
-def require_same(runs: Sequence[Planned]) -> None:
-    """Raise ConfigError if a run was started before with other flags. The place of its files may differ."""
-    for run in runs:
-        if not (run.folder / COMMAND).exists():
-            continue
-        before, now = map(_without_place, (_words_in(run.folder / COMMAND), run.words))
-        if [*map(_in_one_form, before)] != [*map(_in_one_form, now)]:
-            old_words = " ".join(word for word in before if word not in now) or "fewer flags"
-            new_words = " ".join(word for word in now if word not in before) or "no such flag"
-            raise _other_start(run, f"{old_words}, but now has {new_words}")
-
-
-def require_same_settings(run: Planned, now: Settings) -> None:
-    """Raise ConfigError if a run's files give other settings now. `require_same` compares the flags of its words."""
+def require_same(run: Planned, now: Settings) -> None:
+    """Raise ConfigError if a run was begun with other settings. The seed is not compared: `now` may have another's."""
     before = record.read_run(run.folder)
     if "config" not in before:
         return
-    flags = {word.removeprefix("--").partition("=")[0] for word in run.words if word.startswith("--")}
+    old, new = before["config"], now["config"]
+    compared = changes(before, now) | {name: (old[name], new[name]) for name in SAME_WAYS if name in old}
     differences = ", ".join(
-        f"{flag} {old} (now {new})"
-        for flag, (old, new) in changes(before, now).items()
-        if flag in before.get("inputs", {}) or flag not in flags
+        f"{flag} {was} (now {becomes})"
+        for flag, (was, becomes) in compared.items()
+        if was != becomes and flag != "train.seed"
     )
     if differences:
         names = ", ".join(Path(word).name for word in run.words if word.endswith((".yaml", ".yml")))
-        raise _other_start(run, differences + (f"; its files are {names}" if names else ""))
+        files = f"; its files are {names}" if names else ""
+        raise ConfigError(
+            f"study: run {run.name} in {run.folder.parent} was started with {differences}{files}; give another "
+            "--output, or delete that run's folder"
+        )
 
 
 def require_steps(args: SimpleNamespace) -> None:
@@ -125,37 +109,6 @@ def require_steps(args: SimpleNamespace) -> None:
             "train.async_enable is True; here it needs batch adaptation (adapt.method must not be none), because "
             "OpenRLHF's own asynchronous trainer leaves no record of its steps"
         )
-
-
-def _other_start(run: Planned, words: str) -> ConfigError:
-    return ConfigError(
-        f"study: run {run.name} in {run.folder.parent} was started with {words}; give another --output, or delete that "
-        "run's folder"
-    )
-
-
-def _words_in(file: Path) -> list[str]:
-    try:
-        words = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        words = None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"study: {file} is no run's command; delete that run's folder")
-    return words
-
-
-def _without_place(words: Sequence[str]) -> list[str]:
-    """A run's words without the place of its files, and files by their names, because folders may be moved."""
-    return [Path(word).name if word.startswith("/") else word for word in words if not word.startswith(PLACE)]
-
-
-def _in_one_form(word: str) -> str:
-    """A flag as it is compared: 1.0e-4 is 0.0001, and a switch that is true is a switch alone."""
-    name, _, value = word.removesuffix("=true").partition("=")
-    try:
-        return f"{name}={float(value)}"
-    except ValueError:
-        return word.removesuffix("=true")
 
 
 def run_all(
@@ -172,44 +125,43 @@ def run_all(
     """
     outcome = Outcome(done=sum(run.done for run in runs))
     queue = [run for run in runs if not run.done]
-    running: list[Running] = []
+    running: list[tuple[Planned, subprocess.Popen[bytes]]] = []
     try:
         while queue or running:
             late = until is not None and time.monotonic() > until
             while queue and len(running) < parallel and not late:
-                running.append(_start(queue.pop(0), environment))
-            ended = [run for run in running if run.process.poll() is not None]
-            running = [run for run in running if run not in ended]
-            for run in ended:
-                if run.process.returncode in (0, UNTRAINED) and run.planned.done:
+                run = queue.pop(0)
+                running.append((run, _start(run, environment)))
+            ended = [(run, process) for run, process in running if process.poll() is not None]
+            running = [one for one in running if one not in ended]
+            for run, process in ended:
+                if process.returncode in (0, UNTRAINED) and run.done:
                     outcome.done += 1
                 else:
-                    outcome.failed.append(run.planned.name)
-            callback(running, [run.planned for run in ended])
+                    outcome.failed.append(run.name)
+            callback([run for run, _ in running], [run for run, _ in ended])
             if late and not running:
                 outcome.left = len(queue)
                 break
             time.sleep(POLL)
     finally:
-        for run in running:
-            run.process.terminate()
-        for run in running:
-            run.process.wait()
+        for _, process in running:
+            process.terminate()
+        for _, process in running:
+            process.wait()
     return outcome
 
 
-def _start(run: Planned, environment: dict[str, str]) -> Running:
+def _start(run: Planned, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / COMMAND).write_text(json.dumps(run.words, indent=2) + "\n", encoding="utf-8")
     with (run.folder / OUTPUT).open("ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [machine.python(), *TRAIN, *run.words],
             env=os.environ | environment,
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
         )
-    return Running(run, process)
 
 
 # ── progress ──
@@ -230,9 +182,9 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
         whole = bars.add_task(name, total=total, note="")
         tasks: dict[str, TaskID] = {}
 
-        def draw(running: Sequence[Running], ended: Sequence[Planned]) -> None:
+        def draw(running: Sequence[Planned], ended: Sequence[Planned]) -> None:
             done.update(run.name for run in ended if run.done)
-            counts = {one.planned.name: _lines_of(one.planned) for one in running}
+            counts = {run.name: _lines_of(run) for run in running}
             before.update({run: min(before[run], count) for run, count in counts.items()})  # it repeats some of them
             completed = sum((before | counts | {run: steps[run] for run in done}).values())
             time_left = "time left: not known yet"
