@@ -1,6 +1,6 @@
 """`bapo-openrlhf report`: what runs did, as one HTML page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bapo_openrlhf.cli.parser import Parser
@@ -30,7 +30,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     runs = read_runs(args.runs)
     _check_writable(output)
     print(printable(opening(runs)))
-    page = make_page(runs, progress=charts_bar)
+    page = make_page(runs)
     output.write_text(page, encoding="utf-8")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
@@ -47,10 +47,3 @@ def _check_writable(output: Path) -> None:
         raise ConfigError(
             f"the page {str(output)!r} cannot be written: {error.strerror}; give --output PAGE.html in another folder"
         ) from None
-
-
-def charts_bar(charts: Iterable, total: int) -> Iterable:
-    """Show a progress bar while the charts of a page are drawn."""
-    from tqdm import tqdm
-
-    return tqdm(charts, total=total, desc="charts", leave=False)

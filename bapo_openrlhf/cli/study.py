@@ -144,7 +144,6 @@ def _begun_runs(planned: Sequence) -> list:
 
 
 def _write(study, begun: Sequence, out: Path) -> int:
-    from bapo_openrlhf.cli.report import charts_bar
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run
     from bapo_openrlhf.workbench.study.claims import claims_table
@@ -163,7 +162,7 @@ def _write(study, begun: Sequence, out: Path) -> int:
     results = Results(study, runs)
     paths = [*write_table(results.table, out), out / "summary.md", out / "report.html"]
     paths[-2].write_text(summary(results, metadata), encoding="utf-8")
-    paths[-1].write_text(make_study_page(results, metadata, progress=charts_bar), encoding="utf-8")
+    paths[-1].write_text(make_study_page(results, metadata), encoding="utf-8")
     for row in claims_table(results).rows:
         says, source, verdict, measured, interval, *_ = row
         print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")

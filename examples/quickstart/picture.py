@@ -20,8 +20,8 @@ from rich.table import Table
 
 from bapo_openrlhf.adapt.vocabulary import shown_sources
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.workbench.pages.charts import Key
 from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
-from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import Figure, save_png, save_svg
 from bapo_openrlhf.workbench.pages.text import clean, duration
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, held_out, reward

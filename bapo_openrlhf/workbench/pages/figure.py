@@ -11,8 +11,8 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup, escape
 
+from bapo_openrlhf.workbench.pages.charts import Curve, Key, curves_in_words, curves_table
 from bapo_openrlhf.workbench.pages.colours import GRID, INK, MUTED, css, without_variables
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, curves_in_words, curves_table
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
 

@@ -5,7 +5,7 @@ model wrote stays text even if escaping should ever fail.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import groupby
@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from tqdm import tqdm
 
 from bapo_openrlhf.workbench.pages.colours import css
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, swatch
@@ -23,8 +24,6 @@ PACKAGE = "bapo_openrlhf.workbench.pages"
 FLAG = re.compile(r"--[a-z][\w.-]{0,38}\w")  # no longer than a line of a narrow page
 MAX_OPEN = 400  # characters of a text that are shown before it is unfolded
 MOST_RANGES = 8  # that `step_ranges` names
-
-Progress = Callable[[Iterable[Figure], int], Iterable[Figure]]
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,13 @@ class Section:
         return bool(charts or self.tables or self.folded or self.verdicts or self.listings or self.notes)
 
 
-def render(
-    names: Sequence[str], sections: Sequence[Section], *, command: str, lead: str = "", progress: Progress | None = None
-) -> str:
+def render(names: Sequence[str], sections: Sequence[Section], *, command: str, lead: str = "") -> str:
     """Sections as a whole page, under `names` and `lead`. The first is the outcome, above the list of the others.
 
-    `command` follows the names in the browser's title. `progress` wraps the figures (and their number) while they are
-    drawn.
+    `command` follows the names in the browser's title. A progress bar shows how many figures are drawn.
     """
     figures = [figure for section in sections for figure in section.figures if figure.chart is not None]
-    figures_to_draw = progress(figures, len(figures)) if progress else figures
-    drawings = {id(figure): drawings_of(figure) for figure in figures_to_draw}
+    drawings = {id(figure): drawings_of(figure) for figure in tqdm(figures, desc="charts", leave=False)}
     environment = Environment(
         loader=PackageLoader(PACKAGE, "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_final,

@@ -10,10 +10,9 @@ from bapo_openrlhf.adapt.metric import ALL
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.held_out import scores
 from bapo_openrlhf.record.run_record import REWARD
-from bapo_openrlhf.workbench.pages import charts, colours, curves
-from bapo_openrlhf.workbench.pages.charts import STEP, Domain
+from bapo_openrlhf.workbench.pages import charts, colours
+from bapo_openrlhf.workbench.pages.charts import STEP, Curve, Domain, Key, bin_width, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import many, number, smoothing_width
@@ -52,7 +51,7 @@ class Comparison:
     @property
     def width(self) -> int:
         """How many steps a drawn point stands for."""
-        return curves.bin_width(self.last_step, self.points)
+        return bin_width(self.last_step, self.points)
 
     @property
     def domain(self) -> Domain:
@@ -164,8 +163,8 @@ def _lines(
     return figure.with_curves(points, chart, STEP, **words, **more)
 
 
-def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
-    lines = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
+def _of_runs(page: Comparison, metric: str) -> list[Curve]:
+    lines = [Curve(page.key(index), run.curve(metric)) for index, run in enumerate(page.runs)]
     return [line for line in lines if len(line.values)]
 
 
@@ -217,14 +216,18 @@ def reward_for(page: Comparison, metric: str, cost: str, scale: float = 1.0) -> 
     """The smoothed reward of each run over a running total, which counts `cost` and is divided by `scale`."""
     sentence = f"The smoothed reward against the {cost}: which run gets further for the same cost."
     figure = Figure(f"Reward for {cost}", sentence)
-    lines = [
-        Curve(curve.key, smoothed(curves.chunk_means(curve.values.rename(lambda x: x / scale), MAX_POINTS)))
-        for curve in _of_runs(page, REWARD, over=metric)
-    ]
+    curves = {index: _reward_by(run, metric, scale, page.width) for index, run in enumerate(page.runs)}
+    lines = [Curve(page.key(index), values) for index, values in curves.items() if len(values)]
     if not lines:
         return figure
     domain = (0.0, max(float(line.values.index[-1]) for line in lines) or 1.0)
     chart = charts.lines(lines, x=cost, y="mean reward, smoothed", x_domain=domain)
+def _reward_by(run: Run, metric: str, scale: float, width: int) -> pd.Series:
+    """The smoothed reward by a running total, in bins of `width` steps. Steps that lack one of them are left out."""
+    pairs = run.metrics.reindex(columns=[REWARD, metric]).dropna()
+    return smoothed(binned(pairs[REWARD], width).set_axis(binned(pairs[metric], width) / scale))
+
+
     return figure.with_curves(lines, chart, cost, summary=curves_in_words(lines, cost), **page.legend)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.outcome import nothing_trained
 from bapo_openrlhf.record.run_record import REWARD, end_means
-from bapo_openrlhf.workbench.pages.curves import smoothed
+from bapo_openrlhf.workbench.pages.charts import smoothed
 from bapo_openrlhf.workbench.pages.text import duration, many, number, smoothing_width
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.tables import ALL_SECONDS, cost_of, differing

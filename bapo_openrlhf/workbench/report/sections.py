@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY
 from bapo_openrlhf.workbench.findings import staleness_findings
-from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
+from bapo_openrlhf.workbench.pages.page import Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report import figures, tables
 from bapo_openrlhf.workbench.report.accuracy import hard_prompts_in_words, why_no_bins
@@ -21,9 +21,9 @@ OF_BUFFERS = ("buffer/hard", "buffer/replay", "reevaluation/improved_share", "st
 OF_THEORY = ("tv/{}", "shift/{}", "theory/bound_{}", "theory/bound", "importance/{}_effective_share")
 
 
-def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
-    """The report of runs of different names. `progress` wraps the figures (and their number) while they are drawn."""
-    return render([run.name for run in runs], build(runs), command="report", lead=opening(runs), progress=progress)
+def make_page(runs: Sequence[Run]) -> str:
+    """The report of runs of different names."""
+    return render([run.name for run in runs], build(runs), command="report", lead=opening(runs))
 
 
 def build(runs: Sequence[Run]) -> list[Section]:

@@ -8,9 +8,8 @@ import pandas
 
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts
-from bapo_openrlhf.workbench.pages.charts import STEP
+from bapo_openrlhf.workbench.pages.charts import STEP, Curve, bin_width, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
-from bapo_openrlhf.workbench.pages.curves import Curve, bin_width, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bapo_openrlhf.workbench.pages.page import Condition, Progress, Section, Verdict, render
+from bapo_openrlhf.workbench.pages.page import Condition, Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report.figures import accuracy_bins, by_source, composition, migrations
 from bapo_openrlhf.workbench.study import claims, data, figures, tables
@@ -29,10 +29,10 @@ THEORY = (
 )
 
 
-def make_study_page(results: Results, provenance: Mapping[str, Any], progress: Progress | None = None) -> str:
+def make_study_page(results: Results, provenance: Mapping[str, Any]) -> str:
     """The whole page, which says which runs are missing. `provenance` has facts by name about what made the study."""
     sections = build(results, provenance)
-    return render([results.study.name], sections, command="study", lead=_lead(results), progress=progress)
+    return render([results.study.name], sections, command="study", lead=_lead(results))
 
 
 def _lead(results: Results) -> str:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.vocabulary import FAILED, SOURCES, STATES
-from bapo_openrlhf.workbench.pages import charts, colours, curves, figure
-from bapo_openrlhf.workbench.pages.curves import Curve, Key
+from bapo_openrlhf.workbench.pages import charts, colours, figure
+from bapo_openrlhf.workbench.pages.charts import Curve, Key
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, save_svg, specification
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, many, number, size, smooth, smoothing_width
@@ -25,7 +25,7 @@ VALUES = st.lists(st.floats(-10, 10), min_size=1, max_size=60).map(lambda ys: pd
 def test_a_bin_is_the_mean_of_its_steps(values, width):
     """A bin without a step is left out."""
     series = pd.Series(values).sort_index()
-    result, peaks = (curves.binned(series, width, peaks=whether).to_dict() for whether in (False, True))
+    result, peaks = (charts.binned(series, width, peaks=whether).to_dict() for whether in (False, True))
     inside = {}
     for step, value in values.items():
         inside.setdefault((step - 1) // width * width + (width + 1) / 2, []).append(value)
@@ -35,7 +35,7 @@ def test_a_bin_is_the_mean_of_its_steps(values, width):
 
 @given(st.integers(1, 100_000), st.integers(1, 300))
 def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
-    width = curves.bin_width(last, most)
+    width = charts.bin_width(last, most)
     assert -(-last // width) <= most
     assert width == 1 or -(-last // (width - 1)) > most
 
@@ -44,7 +44,7 @@ def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
 def test_smoothing_is_a_centred_average_of_a_tenth(values):
     width = smoothing_width(len(values))
     assert width % 2 == 1 and width >= 3 and (width == 3 or width <= len(values) // 10 + 1)
-    half, result = width // 2, curves.smoothed(values)
+    half, result = width // 2, charts.smoothed(values)
     assert list(result.index) == list(values.index)
     for place, value in enumerate(result):
         assert value == pytest.approx(values.iloc[max(0, place - half) : place + half + 1].mean(), abs=1e-9)
@@ -66,22 +66,12 @@ def test_numbers_for_people(write, texts):
     assert {value: write(value) for value in texts} == texts
 
 
-@given(VALUES, st.integers(1, 20))
-def test_chunks_keep_the_mean(values, most):
-    result = curves.chunk_means(values, most)
-    assert len(result) <= most and result.index.is_monotonic_increasing
-    size = -(-len(values) // most)
-    for place, (x, y) in enumerate(result.items()):
-        chunk = values.iloc[place * size : (place + 1) * size]
-        assert (x, y) == pytest.approx((chunk.index.to_numpy().mean(), chunk.mean()))
-
-
 def test_the_table_of_curves_has_a_row_for_each_place():
     drawn = [Curve(Key("a", "red"), pd.Series({1: 5.0, 3: 6.0})), Curve(Key("b", "red"), pd.Series({2: 7.0}))]
-    table = curves.curves_table(drawn, "step")
+    table = charts.curves_table(drawn, "step")
     assert table.head == ["step", "a", "b"]
     assert [[number(cell) for cell in row] for row in table.rows] == [["1", "5", "–"], ["2", "–", "7"], ["3", "6", "–"]]
-    assert curves.curves_in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: ")
+    assert charts.curves_in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: ")
 
 
 def test_stacks_end_where_the_next_begins():
