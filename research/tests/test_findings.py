@@ -1,4 +1,4 @@
-"""The limits in adapt/findings.py and the shares in workbench/planning/constants.py follow from the records."""
+"""Limits of shifts and of X2, and the shares in workbench/planning/constants.py, follow from the records."""
 
 import io
 import json
@@ -10,7 +10,8 @@ import pytest
 import replay_probe
 from folders import RESULTS
 
-from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, MOST_X2, STALEST_SHIFT
+from bapo_openrlhf.flags.cautions import MOST_X2
+from bapo_openrlhf.workbench.findings import FARTHEST_SHIFT, STALEST_SHIFT
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.study.statistics import mean_interval
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, STALEST_SHIFT
-from bapo_openrlhf.workbench.findings import staleness_findings
+from bapo_openrlhf.workbench.findings import FARTHEST_SHIFT, STALEST_SHIFT, staleness_findings
 
 
 @pytest.mark.parametrize(("source", "most"), [("replayed", FARTHEST_SHIFT), ("fresh", STALEST_SHIFT)])
