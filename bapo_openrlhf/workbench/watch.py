@@ -106,7 +106,7 @@ def _progress(seen: Seen, width: int) -> Text:
         words += f", which took {duration(seconds)}"
     elif seen.how is None and total and step_seconds and done != total:
         words += f" · {duration((total - done) * step_seconds)} left"
-    if total is None:
+    if not total:
         return Text(words)
     cells = max(width - len(words) - 2, 8)
     filled = cells * min(done, total) // total

@@ -45,10 +45,10 @@ def _capacity_used(run: Run) -> str | None:
 
 
 def _gap(run: Run) -> str | None:
-    rows = [row for row in run.rows if row.get("gap/age") == 0 and is_number(row.get("gap/kl"))]
+    names = ("gap/kl", "gap/absolute", "gap/cut_share")
+    rows = [row for row in run.rows if row.get("gap/age") == 0 and all(is_number(row.get(name)) for name in names)]
     if not rows:
         return None
-    names = ("gap/kl", "gap/absolute", "gap/cut_share")
     kl, absolute, cut = (sum(row[name] for row in rows) / len(rows) for name in names)
     return f"KL {kl:.1e} a token; log-probs differ by {absolute:.1e}; {cut:.2%} of tokens would be cut"
 

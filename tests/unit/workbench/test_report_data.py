@@ -320,6 +320,7 @@ def test_alone_a_text_is_told_whole():
 
 def test_the_gap_is_the_mean_of_the_steps_that_measured_it_right_after_a_sync():
     rows = [{"step": step, "gap/kl": kl, "gap/absolute": 10 * kl, "gap/cut_share": 20 * kl, "gap/age": age}
+    rows.append({"step": 5, "gap/kl": 1e-3, "gap/absolute": None, "gap/cut_share": 0.5, "gap/age": 0})
             for step, kl, age in ((2, 1e-4, 0), (3, 1e-4, 1), (4, 2e-4, 0))]  # fmt: skip
     for run, said in (
         ([{"step": 1}, *rows], "KL 1.5e-04 a token; log-probs differ by 1.5e-03; 0.30% of tokens would be cut"),

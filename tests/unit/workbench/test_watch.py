@@ -176,10 +176,11 @@ def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
     assert section(lines, "distance") == f"distance {said}"
 
 
-def test_a_finished_run_of_before_run_json():
-    seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
-    lines = lines_of(seen)
+def test_a_finished_run_whose_number_of_steps_was_not_known():
+    run = {"algorithm": "grpo", "seed": 0, "total_steps": None}
+    lines = lines_of(Seen("old", make_rows(4), run, {"steps": 4, "seconds": {"whole_run": 185.6}}))
     assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps, which took 8 s")  # 2 s each
+    assert lines_of(Seen("none", [], run, {"steps": 0}))[1] == "0/0 steps"
 
 
 def test_warnings_that_matter():
