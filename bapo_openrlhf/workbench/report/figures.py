@@ -22,10 +22,6 @@ from bapo_openrlhf.workbench.report.runs import Run
 MAX_POINTS = 200  # of a curve, and rows of its table
 SYNCS = 12  # steps in which the syncs go round a whole number of times if v is 2, 3, 4 or 6
 BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
-PAPER = {
-    "rollouts/total": "Fig. 9", "tokens/generated_total": "Fig. 9", "entropy_loss": "Fig. 11",
-    "response_length": "Fig. 11", "actor_grad_norm": "Fig. 10", "value/explained_variance": "A.9",
-}  # fmt: skip
 PEAKS = {"actor_grad_norm"}  # if a point stands for several steps, it is their largest value and not their mean
 
 _CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}  # of record/metrics.yaml
@@ -85,7 +81,8 @@ def figure_of(metric: str) -> Figure:
     entry = _CATALOGUE.get(metric.replace("{}", "SOURCE"))
     if entry is None:
         return Figure(metric, "The method or the reward function reports this number.")
-    return Figure(entry.title, entry.sentence.replace("`", ""), paper=PAPER.get(metric, ""))
+    paper = "" if "arXiv" in entry.paper else entry.paper  # that of another paper
+    return Figure(entry.title, entry.sentence.replace("`", ""), paper=paper)
 
 
 def unit_of(metric: str) -> str:
@@ -222,13 +219,13 @@ def reward_for(page: Comparison, metric: str, cost: str, scale: float = 1.0) -> 
         return figure
     domain = (0.0, max(float(line.values.index[-1]) for line in lines) or 1.0)
     chart = charts.lines(lines, x=cost, y="mean reward, smoothed", x_domain=domain)
+    return figure.with_curves(lines, chart, cost, summary=curves_in_words(lines, cost), **page.legend)
+
+
 def _reward_by(run: Run, metric: str, scale: float, width: int) -> pd.Series:
     """The smoothed reward by a running total, in bins of `width` steps. Steps that lack one of them are left out."""
     pairs = run.metrics.reindex(columns=[REWARD, metric]).dropna()
     return smoothed(binned(pairs[REWARD], width).set_axis(binned(pairs[metric], width) / scale))
-
-
-    return figure.with_curves(lines, chart, cost, summary=curves_in_words(lines, cost), **page.legend)
 
 
 # ── areas ──

@@ -18,6 +18,16 @@ from bapo_openrlhf.workbench.report.runs import Run
 OF_STEPS = ("entropy_loss", "response_length", "actor_grad_norm", "kl", "value/explained_variance")
 OF_SOURCES = ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias")
 OF_BUFFERS = ("buffer/hard", "buffer/replay", "reevaluation/improved_share", "staleness/rollout_policy")
+ACCURACY = (
+    "The accuracy of a prompt is the mean reward of a group of G responses. It is in bin k/G if k of them were right. "
+    "A pass is as many fresh groups as there are different prompts. One group says little about a prompt, so some of "
+    "the movement is chance."
+)
+THEORY = (
+    "Theorem 3.2 gives a lower bound on how much an update improves the policy; a bound below 0 promises nothing. TV "
+    "is the total variation distance between today's policy and the policy that generated a source, from 0 (equal) to "
+    "1."
+)
 OF_THEORY = ("tv/{}", "shift/{}", "theory/bound_{}", "theory/bound", "importance/{}_effective_share")
 
 
@@ -87,25 +97,16 @@ def _overview(page: Comparison) -> Section:
 
 
 def _accuracy(page: Comparison) -> Section:
-    intro = (
-        "The accuracy of a prompt is the mean reward of a group of G responses; it is in bin k/G when k of them were "
-        "right. A pass is as many fresh groups as there are different prompts. One group says little about a prompt: "
-        "some of the movement is chance."
-    )
     reasons = [(run, why_no_bins(run)) for run in page.runs]
     sentences = {run.name: hard_prompts_in_words(run.groups) for run, why in reasons if not why}
     notes = [f"{name}: {text}" for name, text in sentences.items() if text]
     notes += [f"{run.name} has no accuracies: {why}." for run, why in reasons if why]
     charts = [*figures.accuracy_bins(page), *figures.migrations(page)]
-    return Section("accuracy", "Prompts by accuracy", intro, charts, notes=notes)
+    return Section("accuracy", "Prompts by accuracy", ACCURACY, charts, notes=notes)
 
 
 def _theory(page: Comparison) -> Section:
-    intro = (
-        "Theorem 3.2 bounds from below how much an update improves the policy; these are its conditions and numbers. "
-        "TV is the total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1. "
-        "The shift is a distance for each token, without the rounding of engine and actor."
-    )
+    intro = f"{THEORY} The shift is a distance for each token, without the rounding of engine and actor."
     verdicts, notes = [], []
     for run in page.runs:
         of_run = conditions(run)

@@ -10,6 +10,7 @@ from typing import Any
 from bapo_openrlhf.workbench.pages.page import Condition, Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report.figures import accuracy_bins, by_source, composition, migrations
+from bapo_openrlhf.workbench.report.sections import ACCURACY, THEORY
 from bapo_openrlhf.workbench.study import claims, data, figures, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
 from bapo_openrlhf.workbench.study.statistics import DRAWN_FLIPS, MAX_EXACT
@@ -17,16 +18,7 @@ from bapo_openrlhf.workbench.study.statistics import DRAWN_FLIPS, MAX_EXACT
 VERDICTS = {"held": "Holds", "unknown": "Undecided", "broken": "Does not hold"}
 MAX_MISSING = 8  # sentences about what is not there
 MEANS = "Means over the seeds."
-ACCURACY = (
-    "The prompts of all seeds of an arm together; each seed counts a prompt once. The accuracy of a prompt is the mean "
-    "reward of a group of G responses. It is in bin k/G if k of them were right. A pass is as many fresh groups as "
-    "there are different prompts. One group says little about a prompt, so some movement is chance."
-)
-THEORY = (
-    "Theorem 3.2 gives a lower bound on how much an update improves the policy; a bound below 0 promises nothing. TV "
-    "is the total variation distance between today's policy and the policy that generated a source, from 0 (equal) to "
-    f"1. {MEANS}"
-)
+POOLED = "The prompts of all seeds of an arm are together here; each seed counts a prompt once."
 
 
 def make_study_page(results: Results, provenance: Mapping[str, Any]) -> str:
@@ -64,8 +56,8 @@ def _parts(results: Results) -> list[Section]:
         _targets(results),
         Section("cost", "What it cost", MEANS, cost, tables=[tables.seconds(results)]),
         Section("batches", "Where the batches came from", MEANS, composition(page), tables=[tables.sources(results)]),
-        Section("accuracy", "Prompts by accuracy", ACCURACY, accuracy, tables=solutions),
-        Section("theory", "Theory monitor", THEORY, theory),
+        Section("accuracy", "Prompts by accuracy", f"{POOLED} {ACCURACY}", accuracy, tables=solutions),
+        Section("theory", "Theory monitor", f"{THEORY} {MEANS}", theory),
         Section("training", "Training", MEANS, training),
     ]
 
