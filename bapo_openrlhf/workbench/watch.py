@@ -77,9 +77,8 @@ def warnings(seen: Seen) -> list[str]:
 
 
 def _head(seen: Seen, width: int) -> list[Text]:
-    seed = seen.run.get("seed", seen.summary.get("seed"))
-    algorithm = seen.run.get("algorithm") or seen.summary.get("algorithm")
-    facts = [algorithm, None if seed is None else f"seed {seed}"]
+    seed = seen.run.get("seed")
+    facts = [seen.run.get("algorithm"), None if seed is None else f"seed {seed}"]
     title = Text(printable(str(seen.run.get("name") or seen.name)), style="bold")
     title.append("".join(f" · {printable(str(fact))}" for fact in facts if fact), style="not bold")
     return [ends(title, _state(seen), width), _progress(seen, width)]

@@ -60,8 +60,9 @@ def with_beginning(run: Run, before: float | None) -> Run:
 def picture(run: Run) -> alt.VConcatChart:
     """Held-out accuracy, if there is some, the reward and the batch composition, over the same steps."""
     page = Comparison([run])
-    facts = [str(run.fact("algorithm"))] if run.fact("algorithm") else []
-    facts += [f"seed {run.fact('seed')}"] if run.fact("seed") is not None else []
+    algorithm, seed = (run.metadata.get(name) for name in ("algorithm", "seed"))
+    facts = [str(algorithm)] if algorithm else []
+    facts += [f"seed {seed}"] if seed is not None else []
     return stacked([*held_out(page), reward(page), *composition(page)], " · ".join([run.name, *facts]))
 
 

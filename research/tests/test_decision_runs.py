@@ -275,7 +275,7 @@ def test_each_arm_is_checked_and_its_steps_are_counted(tmp_path, monkeypatch):
     assert steps == {"plain_0.0001-group-s1": 64, "half_0.0001-group-s1": 128, "bapo_0.0001-group-s1": 64}
     assert devices >= 2  # actor and engine
     runner.record.begin_run(runs[0].folder, {"started": "now", "config": {"data.max_len": 1}})
-    with pytest.raises(ConfigError, match="plain_0.0001-group-s1 .* was started with data.max_len 1 "):
+    with pytest.raises(ConfigError, match=r"plain_0\.0001-group-s1 .* was started with data\.max_len 1 "):
         runner.checked(runs)
 
 

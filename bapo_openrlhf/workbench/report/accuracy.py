@@ -19,7 +19,7 @@ PAPER = f"In the paper, {PAPER_PASSES} passes unlocked 31 % with BAPO and 19 % w
 def why_no_bins(run: Run) -> str:
     """Why a run's prompts have no accuracy bins; empty if they have."""
     if run.groups.empty:
-        return f"there is no {GROUPS}: the run is of an older version"
+        return f"{GROUPS} is not there or is empty"
     if run.groups["mean"].isna().all():
         return "no group of the run has a mean reward"
     if not run.groups["mean"].dropna().between(0, 1).all():

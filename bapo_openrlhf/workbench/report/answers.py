@@ -14,7 +14,7 @@ from bapo_openrlhf.workbench.report.runs import Row, Run
 MAX_ANSWERS = 20  # prompts of each kind and run
 NO_ANSWERS = (
     f"{ANSWERS} is not there or is empty: each group had a right response, the run kept none (--run.answer_chars 0), "
-    "or it is of an older version"
+    "or the file was not copied"
 )
 
 

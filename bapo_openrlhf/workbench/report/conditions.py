@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.page import Condition
 from bapo_openrlhf.workbench.pages.text import is_number
 from bapo_openrlhf.workbench.report.accuracy import group_size
@@ -29,14 +28,11 @@ def conditions(run: Run) -> list[Condition]:
 
 
 def _rewards(run: Run) -> Condition:
-    outside = run.curve("reward/outside_range")  # an older record does not have it
+    outside = run.curve("reward/outside_range")
+    means, note = outside, "judged by the fresh responses"
     if not run.groups.empty:
-        means, note = run.groups.dropna(subset="mean").set_index("step")["mean"], "judged by the group means"
-        note += "; single rewards are not recorded" if outside.empty else " and the fresh responses"
-    elif outside.empty:
-        means, note = run.curve(REWARD), "judged by the mean over each step's fresh responses"
-    else:
-        means, note = outside, "judged by the fresh responses"
+        means = run.groups.dropna(subset="mean").set_index("step")["mean"]
+        note = "judged by the group means and the fresh responses"
     wrong = sorted({int(step) for step in [*means.index[~means.between(0, 1)], *outside.index[outside > 0]]})
     return Condition("Rewards are between 0 and 1.", None if means.empty else not wrong, note, wrong)
 

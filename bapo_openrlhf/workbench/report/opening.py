@@ -6,7 +6,6 @@ errors. The error comes from the changes of the reward from step to step, so a t
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.outcome import nothing_trained
@@ -74,7 +73,8 @@ def _smoothed_noise(run: Run) -> float:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    if other := differing(_tasks(runs)):
+    inputs = [run.metadata["inputs"] for run in runs if "inputs" in run.metadata]  # digests of what they learned from
+    if other := differing([{name: of_run.get(name) for name in TASK} for of_run in inputs]):
         return f"The runs have different tasks (--{', --'.join(other)}), so their rewards are not compared."
     curves = [smoothed(run.curve(REWARD)) for run in runs]
     for run, curve in zip(runs, curves, strict=True):
@@ -96,14 +96,6 @@ def _comparison(runs: Sequence[Run]) -> str:
         f"{first.name} reached a mean reward of {level:.3g} {'; '.join(parts)}. {level:.3g} is the highest smoothed "
         f"reward that every run reached.{lengths}"
     )
-
-
-def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What each run learned from: digests of the contents, or their names if one of the records has no digests."""
-    known = [run for run in runs if run.config]
-    has_digests = all("inputs" in run.metadata for run in known)
-    sources = [run.metadata["inputs"] if has_digests else run.config for run in known]
-    return [{name: source.get(name) for name in TASK} for source in sources]
 
 
 def _share(

@@ -35,10 +35,6 @@ class Run:
         """Every flag by its dotted name."""
         return self.metadata.get("config") or {}
 
-    def fact(self, name: str) -> Any:
-        """A fact from run.json, otherwise from summary.json, otherwise None."""
-        return self.metadata.get(name, self.summary.get(name))
-
     @property
     def last_step(self) -> int:
         return max(row["step"] for row in self.rows)

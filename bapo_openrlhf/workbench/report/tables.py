@@ -23,8 +23,8 @@ def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: s
 
 def overview(page: Comparison) -> Table:
     facts: dict[str, Callable[[Run], Any]] = {
-        "algorithm": lambda run: run.fact("algorithm"),
-        "seed": lambda run: value_in_words(run.fact("seed")),
+        "algorithm": lambda run: run.metadata.get("algorithm"),
+        "seed": lambda run: value_in_words(run.metadata.get("seed")),
         "trainer steps": _progress,
         "reward, first steps": lambda run: end_means(run.curve(REWARD))[0],
         "reward, last steps": lambda run: end_means(run.curve(REWARD))[1],
@@ -179,8 +179,9 @@ def value_in_words(value: Any) -> str:
 def provenance(page: Comparison) -> list[Table]:
     """Where the runs come from; no table if nothing says it."""
     names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
-    facts = {name: [run.fact(name) for run in page.runs] for name in names}
-    versions = [run.fact("versions") or {} for run in page.runs]
+    of_runs = [{**run.summary, **run.metadata} for run in page.runs]
+    facts = {name: [of_run.get(name) for of_run in of_runs] for name in names}
+    versions = [of_run.get("versions") or {} for of_run in of_runs]
     for package in dict.fromkeys(name for of_run in versions for name in of_run):
         facts[f"version of {package}"] = [of_run.get(package, "–") for of_run in versions]
     rows = [[name, *map(value_in_words, row)] for name, row in facts.items() if any(cell is not None for cell in row)]

@@ -56,15 +56,11 @@ def test_a_run_that_did_not_rise_gives_no_level():
 
 
 def test_runs_of_different_tasks_are_not_compared():
-    flags = {"data.prompt_dataset": "a.jsonl", "actor.adam.lr": 1e-6}
-    first = run_of("a", stairs(3, 4), **flags)
-    other = run_of("b", stairs(8, 3), **{"data.prompt_dataset": "b.jsonl"})
-    assert "(--data.prompt_dataset)" in opening([first, other])
-    for left, right, same in (("x", "x", True), ("x", "y", False)):  # digests of the contents say more than names
+    first, other = run_of("a", stairs(3, 4)), run_of("b", stairs(8, 3))
+    assert opening([first, other]).startswith("a reached")  # what they learned from is not recorded
+    for left, right, same in (("x", "x", True), ("x", "y", False)):  # digests
         first.metadata["inputs"], other.metadata["inputs"] = ({"data.prompt_dataset": one} for one in (left, right))
-        assert ("different tasks" in opening([first, other])) is not same
-    for config in (flags | {"actor.adam.lr": 1e-5}, {}):  # flags that are not recorded
-        assert opening([first, run_of("b", stairs(8, 3), **config)]).startswith("a reached")
+        assert ("different tasks (--data.prompt_dataset)" in opening([first, other])) is not same
 
 
 def test_one_run():

@@ -155,7 +155,7 @@ def test_a_row_with_nothing_but_its_step_is_a_run(tmp_path, undrawn):
 def test_what_a_run_does_not_do_is_left_out(tmp_path, undrawn):
     result = page_of(write_run(tmp_path / "run", adapted=False, critic=False, groups=False, answers=False))
     assert not {"Theory monitor", "Buffers, thresholds, staleness"} & {*result.words("h2")}
-    assert "there is no groups.jsonl" in result.text and "answers.jsonl is not there" in result.text
+    assert "groups.jsonl is not there" in result.text and "answers.jsonl is not there" in result.text
 
 
 def test_numbers_of_a_method_and_of_a_reward_function(tmp_path, undrawn):
