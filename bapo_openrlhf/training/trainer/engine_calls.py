@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -25,6 +25,7 @@ from bapo_openrlhf.training.wire.responses import Prefix
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
 NOTHING: Mapping[str, Any] = {}
+SentPrompt = tuple[Prompt, Any]  # a prompt that was sent to an engine, and Ray's reference to the responses
 
 
 class EngineCalls:
@@ -108,13 +109,6 @@ def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-class SentPrompt(NamedTuple):
-    """A prompt that was sent to an engine, and Ray's reference to the responses."""
-
-    prompt: Prompt
-    ref: Any
-
-
 class Ask:
     """Asks the engines for responses of one step."""
 
@@ -150,11 +144,11 @@ class Ask:
             requests.append({**request, **extra, **prefix})
         generation = self.generation if size is None else {**self.generation, "n_samples_per_prompt": size}
         refs = self.calls.send(requests, **generation) if requests else []
-        return list(map(SentPrompt, prompts, refs))
+        return list(zip(prompts, refs, strict=True))
 
     def answers(self, sent: Sequence[SentPrompt]) -> list[Answers]:
         """The responses to each prompt, in order. Those that are there are converted while others are generated."""
-        answers, pending = {one.ref: Answers(one.prompt, []) for one in sent}, [one.ref for one in sent]
+        answers, pending = {ref: Answers(prompt, []) for prompt, ref in sent}, [ref for _, ref in sent]
         with tqdm(total=len(sent), desc="Generate samples", disable=not sent) as bar:
             while pending:
                 (ready,), pending = ray.wait(pending, num_returns=1)

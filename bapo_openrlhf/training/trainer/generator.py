@@ -1,32 +1,79 @@
-"""Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and evaluations.
+"""Generation: fresh samples with behaviour log-probs, hard prompts again, evaluations, and a reward model's scores.
 
 How a rollout asks for fresh prompts and when it is made are two choices that do not know each other: once, in several
-rounds (`fresh`) or in parts of responses (`partial`); in the step that trains on it (`InTurn`) or `ahead`.
+rounds or in parts of responses (`fresh`); in the step that trains on it or ahead of training (`rollout`).
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.training.trainer.ahead import Ahead
+from bapo_openrlhf.training.trainer.dealing import DealtBatch
 from bapo_openrlhf.training.trainer.engine_calls import Ask, EngineCalls, SentPrompt
-from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.fresh import OneRound, prompts_of
 from bapo_openrlhf.training.trainer.generated import usable_answers
-from bapo_openrlhf.training.trainer.prompts import prompts_of
-from bapo_openrlhf.training.trainer.reward_model import RewardModel
-from bapo_openrlhf.training.trainer.rollout import InTurn, Rollout
+from bapo_openrlhf.training.trainer.rollout import Ahead, InTurn, Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.trainer.samples import Answers, samples_of
+from bapo_openrlhf.training.trainer.samples import Answers, reward_of, sample_of, samples_of
 
 Samples = tuple[list[Rollout], float | None, int, bool]
 """What OpenRLHF's loop gets: the rollout of the step, if it has samples, in the place of these; the responses of groups
 with a signal for each 100 prompts; how many prompts were drawn; and whether the data of the epoch has ended."""
+
+SCORED = ("sequences", "attention_mask")  # what the reward model gets of a sample
+
+
+class RewardModel:
+    """Gives samples their rewards, if the run has OpenRLHF's reward model. Otherwise they have them already.
+
+    OpenRLHF asks it when a batch becomes experience. Filters, thresholds and buffers need the rewards earlier. So here
+    the generator hands over what it generated, while the engines sleep if they share GPUs.
+    """
+
+    def __init__(self, args: SimpleNamespace, workers: Any, *, state: RunState, pad: int) -> None:
+        self.args, self.workers, self.state, self._pad = args, workers, state, pad
+        self._alone = args.train.colocate_all or args.train.colocate_critic_reward
+        self._seconds = 0.0
+
+    @torch.no_grad()
+    def score(self, answers: Sequence[Answers]) -> None:
+        """Set the reward of each response, as OpenRLHF does. One that is not a finite number is left out.
+
+        Equal responses to a prompt are scored once: in bfloat16, padding changes scores a little, which would be a
+        signal.
+        """
+        if self.workers is None or not answers:
+            return
+        self.state.phase, start = "scoring responses", time.perf_counter()
+        different = {
+            response.token_ids.tobytes(): sample_of(each.prompt, response)
+            for each in answers
+            for response in each.responses
+        }
+        places = {key: place for place, key in enumerate(different)}
+        dealt = DealtBatch(list(different.values()), self.args, self._pad)
+        scores = dealt.ask(self.workers, inputs=SCORED, alone=self._alone)()
+        for each in answers:
+            for number, response in enumerate(each.responses):
+                reward = reward_of(scores[places[response.token_ids.tobytes()]])
+                if reward is not None:
+                    response.extras["info"]["reward"] = reward
+                    each.responses[number] = replace(response, reward=reward)
+        self._seconds += time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """Its time since it was last asked for it; nothing without a reward model."""
+        seconds, self._seconds = self._seconds, 0.0
+        return {} if self.workers is None else {"reward/model_seconds": seconds}
 
 
 class Generator:

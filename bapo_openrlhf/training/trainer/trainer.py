@@ -28,14 +28,11 @@ from bapo_openrlhf.training.trainer.critic import CRITIC_ONLY, TOKENS, CriticGro
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
-from bapo_openrlhf.training.trainer.fresh import OneRound, Rounds
-from bapo_openrlhf.training.trainer.generator import Generator
+from bapo_openrlhf.training.trainer.fresh import InParts, OneRound, Rounds, TrainingPrompts
+from bapo_openrlhf.training.trainer.generator import Generator, RewardModel
 from bapo_openrlhf.training.trainer.mended_trainer import Base, MendedTrainer
-from bapo_openrlhf.training.trainer.partial import InParts
 from bapo_openrlhf.training.trainer.probe import GradientProbe
-from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.proof import Proof
-from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.wire.packing import is_demonstration

@@ -16,7 +16,7 @@ from test_checkpoints import REPEATABLE, continued, resumed
 
 from bapo_openrlhf.record.state_file import load_state
 from bapo_openrlhf.training.trainer.engine_calls import prompt_seed
-from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
+from bapo_openrlhf.training.trainer.fresh import TrainingPrompts
 
 
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:

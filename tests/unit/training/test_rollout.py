@@ -18,10 +18,9 @@ from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.training.engine.engines import request_seed
 from bapo_openrlhf.training.trainer import engine_calls
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls, prompt_seed
-from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.fresh import OneRound, TrainingPrompts
 from bapo_openrlhf.training.trainer.generated import groups_of
 from bapo_openrlhf.training.trainer.generator import Generator
-from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of
 
 pytestmark = pytest.mark.usefixtures("values_for_refs")

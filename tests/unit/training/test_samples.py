@@ -13,8 +13,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.trainer.fresh import prompts_of
 from bapo_openrlhf.training.trainer.generated import groups_of
-from bapo_openrlhf.training.trainer.prompts import prompts_of
 from bapo_openrlhf.training.trainer.samples import Answers, answers_of, response_of, samples_of
 from bapo_openrlhf.training.wire.packing import WIDE
 
