@@ -88,16 +88,6 @@ class CheckpointStore:
         (folder / MARKER).unlink(missing_ok=True)
         sync(folder)
 
-    @os_errors()
-    def abandon(self, tag: str) -> None:
-        """Undo `begin`, because no models were saved."""
-        _remove_last(self.folder(tag), self.path, MARKER)
-
-    @os_errors()
-    def has_models(self, tag: str) -> bool:
-        """Whether OpenRLHF has saved the actor under this tag."""
-        return bool(self._files(ACTOR, tag))
-
     def folder(self, tag: str, part: str = ADAPT) -> Path:
         """Path of _adapt/TAG, or of TAG in the folder of a model."""
         if not TAG.fullmatch(tag):

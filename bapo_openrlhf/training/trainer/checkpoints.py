@@ -5,7 +5,7 @@ steps depend on. A manifest is written last, and a checkpoint without it does no
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,32 +54,21 @@ class WholeCheckpoints:
 
     # ── Saving ──
 
-    def of_step(self, global_step: int, client_states: dict[str, Any]) -> AbstractContextManager[None]:
-        """Make the checkpoint whole that OpenRLHF saves in the block, if it saves one after this step."""
-        saves = global_step % self.args.ckpt.save_steps == 0
-        return self.whole(f"global_step{global_step}", client_states) if saves else nullcontext()
-
     @contextmanager
     def whole(self, tag: str, client_states: dict[str, Any]) -> Iterator[None]:
         """Make the checkpoint whole that OpenRLHF saves in the block: add the layer's state, and seal it."""
         if self.args.ckpt.disable_ds:
             yield
             return
-        self.state.phase = f"saving checkpoint {tag}"
         self.rollout_weights.queue.wait()
         client_states["data_loader_state_dict"] = self.loader.state_dict()  # after all rollouts
         folder = self.store.begin(tag)
         yield
-        if not self.store.has_models(tag):
-            self.store.abandon(tag)  # OpenRLHF saved nothing, because it was not the best
-        else:
-            save_state(folder, self.state_dict())
-            if self.rollout_weights.weights_version != self.state.step:
-                self.rollout_weights.save(folder)
-            self.store.complete(tag, self.state.step)
-            self.state.saved = self.state.step
-            self.store.forget_rotated()
-        self.state.phase = "finishing the step"
+        save_state(folder, self.state_dict())
+        if self.rollout_weights.weights_version != self.state.step:
+            self.rollout_weights.save(folder)
+        self.store.complete(tag, self.state.step)
+        self.store.forget_rotated()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that is not in OpenRLHF's own checkpoint, as plain data and arrays."""
@@ -122,7 +111,6 @@ class WholeCheckpoints:
                 f"checkpoint {tag} has the layer of step {saved['step']} and the actor of step {states['global_step']}"
             )
         self.load_state_dict(saved)
-        self.state.saved = self.state.step
         start = {"next_step": saved["step"], "epochs": states["episode"], "rollouts": [], "hard_prompts_left": []}
         ahead = saved["ahead"] or start
         if self.generator.steps_ahead:

@@ -1,6 +1,7 @@
 """OpenRLHF's trainer with its faults mended: a seed, a stop between steps, and state that its checkpoints leave out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ class StopTraining(Exception):
 class MendedTrainer(Base):
     """OpenRLHF's trainer, whose `place` and `stop` may be called while `fit` goes on in another thread.
 
-    A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` before the samples
-    of each step. A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
+    The generator of a trainer of this class calls `begin` before the samples of each step. A checkpoint also has the
+    coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
     """
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,11 +69,6 @@ class MendedTrainer(Base):
             numbers = self.evaluate(step, **self.generate_kwargs | sampling)
             self.save_best_checkpoint(numbers, step, self.restored)
 
-    def save_if_stopping(self) -> None:
-        """Once the run was told to stop, every step is saved: only the next one is left."""
-        if self.state.stopping:
-            self.args.ckpt.save_steps = 1
-
     @property
     def evaluation(self) -> dict[str, Any]:
         """What the numbers of an evaluation depend on besides the weights."""
@@ -81,11 +77,16 @@ class MendedTrainer(Base):
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state and the coefficient of the KL penalty, and continue the record at the checkpoint."""
+        """Restore OpenRLHF's state, the step and the coefficient of the KL penalty, and go on with the record there."""
         states: dict[str, Any] = super().init_checkpoint_states()
-        self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
         self.restored = dict(states)
-        self.recorder.resume(states["global_step"])
+        self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
+        step, episodes = states["global_step"], self.args.train.num_episodes
+        self.state.step, self.state.saved = step, step or None
+        self.recorder.resume(step)
+        if step and states["episode"] >= episodes:
+            what = f"the checkpoint is the end of all {episodes} episodes (train.num_episodes)"
+            self.recorder.warn(step, "nothing left", f"{what}: nothing is left to train")
         return states
 
     @extends(Base)
@@ -122,20 +123,24 @@ class MendedTrainer(Base):
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
         """Record the step, then log and save as OpenRLHF does. After an epoch, a resume goes on with the next one."""
+        if self.state.stopping:
+            self.args.ckpt.save_steps = 1  # only the next step is left, and it is saved
         self.recorder.add_metrics(global_step, logs_dict)
         # `save_best_checkpoint` gets the same dict after this step.
         client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
         client_states["episode"] += self.samples_generator.exhausted
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        saves = global_step % self.args.ckpt.save_steps == 0
+        with self.saving(f"global_step{global_step}", client_states) if saves else nullcontext():
+            super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
         if warning := undeleted(Path(self.args.ckpt.path)):
             self.recorder.warn(global_step, "not deleted", warning)
 
-    def warn_of_the_end(self, states: Mapping[str, Any]) -> None:
-        """Warn if a run is resumed from its last step."""
-        step, episodes = states["global_step"], self.args.train.num_episodes
-        if step and states["episode"] >= episodes:
-            what = f"the checkpoint is the end of all {episodes} episodes (train.num_episodes)"
-            self.recorder.warn(step, "nothing left", f"{what}: nothing is left to train")
+    @contextmanager
+    def saving(self, tag: str, client_states: dict[str, Any]) -> Iterator[None]:
+        """Let OpenRLHF save a checkpoint in the block, with these states. The run's state says so."""
+        self.state.phase = f"saving checkpoint {tag}"
+        yield
+        self.state.phase, self.state.saved = "finishing the step", self.state.step
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:

@@ -83,15 +83,6 @@ class RecordedPPOTrainer(MendedTrainer):
         self.samples_generator = RecordedSamplesGenerator(**{name: getattr(self, name) for name in shared}, **options)
 
     @extends(Base)
-    def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state, and the number of the step."""
-        states: dict[str, Any] = super().init_checkpoint_states()
-        self.state.step = states["global_step"]
-        self.state.saved = self.state.step or None
-        self.warn_of_the_end(states)
-        return states
-
-    @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
         """Train, and return what `MendedTrainer.fit` does. The record also has a last batch that was filtered whole."""
         logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
@@ -135,17 +126,6 @@ class RecordedPPOTrainer(MendedTrainer):
         numbers = super().evaluate(global_step, **generate_kwargs)
         self.recorder.add_evaluation(global_step, numbers)
         return numbers
-
-    @extends(Base)
-    def save_logs_and_checkpoints(
-        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
-    ) -> None:
-        """Log and save as `MendedTrainer` does. The run's state says whether it saves."""
-        self.save_if_stopping()
-        saves = global_step % self.args.ckpt.save_steps == 0
-        self.state.phase = "saving a checkpoint" if saves else "finishing the step"
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-        self.state.saved = global_step if saves else self.state.saved
 
     def _counts(self, samples: Sequence[Any], step: int) -> dict[str, Any]:
         """Record what was generated since the last step, also what was filtered. Returns its metrics."""

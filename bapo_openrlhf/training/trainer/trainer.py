@@ -238,24 +238,20 @@ class AdaptedPPOTrainer(MendedTrainer):
         """Restore OpenRLHF's state and the state of the layer."""
         states: dict[str, Any] = super().init_checkpoint_states()
         self.checkpoints.resume(states)
-        self.warn_of_the_end(states)
         return states
 
-    @extends(Base)
-    def save_logs_and_checkpoints(
-        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
-    ) -> None:
-        """Log and save as `MendedTrainer` does. A saved checkpoint is made whole."""
-        self.save_if_stopping()
-        with self.checkpoints.of_step(global_step, client_states):
-            super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+    @contextmanager
+    def saving(self, tag: str, client_states: dict[str, Any]) -> Iterator[None]:
+        """Make the checkpoint whole that OpenRLHF saves in the block."""
+        with super().saving(tag, client_states), self.checkpoints.whole(tag, client_states):
+            yield
 
     @extends(Base)
     def save_best_checkpoint(self, eval_metrics: dict, global_step: int, client_states: Any = None) -> None:
         """Save as OpenRLHF does if the evaluation is the best so far. A saved checkpoint is made whole."""
         key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
         is_best = key is not None and eval_metrics[key] > self.best_eval_metric_value
-        with self.checkpoints.whole(f"best_global_step{global_step}", client_states) if is_best else nullcontext():
+        with self.saving(f"best_global_step{global_step}", client_states) if is_best else nullcontext():
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
 

@@ -114,20 +114,6 @@ def test_begin_clears_what_an_older_attempt_left(tmp_path):
     assert newest(store)[0] == "global_step1"
 
 
-def test_abandon_where_no_model_was_saved(tmp_path):
-    store = save(tmp_path, "global_step2")
-    before = tree(tmp_path)
-    tag = "best_global_step2"
-    folder = store.begin(tag)
-    assert folder == store.folder(tag) and not store.has_models(tag) and store.has_models("global_step2")
-    (tmp_path / "_actor" / tag / "zero").mkdir(parents=True)
-    assert not store.has_models(tag)
-    shutil.rmtree(tmp_path / "_actor" / tag)
-    (folder / "state.json").touch()
-    store.abandon(tag)
-    assert tree(tmp_path) == before and newest(store) == ("global_step2", [])
-
-
 def test_newest_step_first_and_regular_before_best(tmp_path):
     tags = ["best_global_step9", "global_step10", "global_step9", "best_global_step100", "global_step2"]
     for tag in tags:
@@ -147,7 +133,7 @@ def test_newest_step_first_and_regular_before_best(tmp_path):
     assert reports[0].endswith(f"{tmp_path}/_actor/best_global_step100/metric.json is missing")
 
 
-@pytest.mark.parametrize("method", ["begin", "check", "point_to", "complete", "abandon", "has_models", "folder"])
+@pytest.mark.parametrize("method", ["begin", "check", "point_to", "complete", "folder"])
 def test_tags_that_openrlhf_does_not_give(tmp_path, method):
     store = save(tmp_path, "global_step1")
     before = tree(tmp_path)
@@ -532,7 +518,6 @@ def test_disk_full_while_completing(small_disk):
     ("tags", [], "scandir", "_adapt"),
     ("newest_whole", [print], "scandir", "_adapt"),
     ("has_foreign", [], "scandir", "_actor"),
-    ("has_models", [TAG], "scandir", "_actor/global_step3"),
     ("remove_unfinished", [], "listdir", "_adapt/global_step3"),
 ])  # fmt: skip
 def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, arguments, function, part):

@@ -18,7 +18,7 @@ from bapo_openrlhf.training.trainer import checkpoints
 def watch_store(run: World) -> None:
     """Note what is asked of the store of checkpoints, among the other events."""
     store = run.trainer.checkpoints.store
-    for name in ("begin", "complete", "abandon", "forget_rotated"):
+    for name in ("begin", "complete", "forget_rotated"):
         method = getattr(store, name)
 
         def noted(*args: Any, name: str = name, method: Any = method) -> Any:
@@ -30,7 +30,7 @@ def watch_store(run: World) -> None:
 
 EVALUATED = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "train.num_episodes": 1}
 UNSAVED = EVALUATED | {"ckpt.save_steps": -1}
-SAVING = ("begin", "save actor", "save critic", "save_state", "save_weights", "complete", "abandon", "forget_rotated")
+SAVING = ("begin", "save actor", "save critic", "save_state", "save_weights", "complete", "forget_rotated")
 
 
 @pytest.fixture
@@ -139,14 +139,6 @@ class TestSaving:
         run = world(prompts=4, evaluation=1, **UNSAVED, **{"ckpt.best_metric_key": key})
         evaluate_as(run, 2)
         assert bool(saving(run)) is (key == "eval_data_pass1")
-
-    def test_models_that_were_not_saved_after_all_leave_nothing(self, world):
-        run = world(**{"ckpt.save_steps": -1})
-        watch_store(run)
-        with run.trainer.checkpoints.whole("global_step3", {}):
-            pass
-        assert run.events == [("begin", "global_step3"), ("abandon", "global_step3")]
-        assert not list(run.checkpoints.glob("*/global_step3"))
 
 
 REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
@@ -326,7 +318,7 @@ class TestResume:
         run = fitted(**REPEATABLE)
         again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
         again.groups["actor"].workers[0].client_states["global_step"] = 2
-        with pytest.raises(RuntimeError, match=r"^step 0, resuming: ValueError: .*global_step3 .* step 3 .* step 2"):
+        with pytest.raises(RuntimeError, match=r"^step 2, resuming: ValueError: .*global_step3 .* step 3 .* step 2"):
             again.trainer.fit()
         assert again.requests == []
 

@@ -123,7 +123,7 @@ def test_without_checkpoints_it_stops_at_the_end_of_the_step(world, kind):
 
 @pytest.mark.parametrize(
     ("step", "phase", "after"),
-    [(0, "generating", 1), (1, "training", 2), (2, "finishing the step", 2), (4, "saving a checkpoint", 4)],
+    [(0, "generating", 1), (1, "training", 2), (2, "finishing the step", 2), (4, "saving checkpoint global_step4", 4)],
 )
 def test_of_a_run_without_batch_adaptation(world, step, phase, after):
     run = stop_in(world(algorithm="grpo", kind=RecordedPPOTrainer, **{"ckpt.save_steps": 4}), step, phase)
