@@ -67,7 +67,7 @@ class MendedTrainer(Base):
         if step not in {row["step"] for row in read_evaluations(self.recorder.folder)}:
             sampling = {"temperature": flags.temperature, "n_samples_per_prompt": flags.n_samples_per_prompt}
             numbers = self.evaluate(step, **self.generate_kwargs | sampling)
-            self.save_best_checkpoint(numbers, step, self.restored)
+            self.save_best_checkpoint(numbers, step, self.restored | {EVALUATION: self.evaluation})
 
     @property
     def evaluation(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Checkpoints of runs on the fake stack, and runs that continue from them."""
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,14 @@ class TestResume:
         watch_store(again)
         again.trainer.fit()
         assert ("best_global_step3" in again.noted("begin")) is best  # step 3 is worse than step 2
+
+    def test_the_best_evaluation_of_a_step_that_was_evaluated_later_stays_the_best(self, world, tmp_path):
+        run = world(prompts=4, evaluation=1, **REPEATABLE, **{"train.num_episodes": 1})
+        run.trainer.fit()
+        words = REPEATABLE | EVALUATED | {"eval.temperature": 0.9}
+        again = continued(run, tmp_path / "again", "global_step1", **words)
+        last = continued(again, tmp_path / "last", "best_global_step1", **words)
+        assert last.trainer.best_eval_metric_value == again.trainer.best_eval_metric_value > -math.inf
 
     def test_of_one_that_had_ended_trains_nothing(self, fitted, tmp_path):
         run = fitted(prompts=6, **REPEATABLE)
