@@ -70,11 +70,10 @@ class StepAccounts:
                 ("reevaluated", rollout.hard, rollout.weights_version),
                 ("reevaluated", hard, state.step),
             ],
-            first_uid=state.generated,
+            first_uid=self.ledger.counts["generated"],
             step=state.step,
             reward_range=state.reward_range or UNIT,  # a group has a reward if and only if there is a range
         )
-        state.generated += len(generated.recorded)
         what = "gave no reward or no finite log-probs"
         self.check_unusable(state.step + 1, "failed", len(generated.failed), len(generated.recorded), what)
         return generated
@@ -116,15 +115,11 @@ class StepAccounts:
         """Enter what became of each group of a step (counted from 0), and record it. Returns the metrics.
 
         Raises:
-            RuntimeError: A group is in no state or in several, or the counts of all steps do not add up.
+            RuntimeError: A group is in no state or in several.
         """
         batch, failed = reviewed.batch, [len(group.responses) for group in generated.failed]
         uses = self.ledger.uses(batch.replayed)
         counts, responses = self.ledger.settle(generated.fresh + generated.reevaluated, batch, failed=failed)
-        if self.ledger.counts["generated"] != self.state.generated:
-            raise RuntimeError(
-                f"{self.state.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
-            )
         status: dict[str, Any] = self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status["staleness/rollout_policy"] = step - rollout.weights_version
         status |= replay_ages(batch, step, self.args.adapt.rollout_delay, uses) | reviewed.gap.metrics(step)

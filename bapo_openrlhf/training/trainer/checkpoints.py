@@ -77,7 +77,6 @@ class WholeCheckpoints:
             "step": self.state.step,
             "weights_since": self.state.weights_since,
             "weights_version": self.rollout_weights.weights_version,
-            "generated": self.state.generated,
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
@@ -147,7 +146,6 @@ class WholeCheckpoints:
         self.ledger.load_state_dict(saved["ledger"])
         self.state.gap = Gap(**saved["gap"])
         self.state.step, self.state.weights_since = saved["step"], saved["weights_since"]
-        self.state.generated = saved["generated"]
         self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
         self.recorder.rollouts = saved["rollouts"]
         if saved.get("reuse_gate"):

@@ -32,7 +32,6 @@ class RunState:
     phase: str = STARTING
     stopping: bool = False
     saved: int | None = None
-    generated: int = 0
     gap: Gap = Gap()
     reward_range: Range | None = None  # None until it is measured
 

@@ -140,7 +140,7 @@ class TestRun:
         ids = sorted(Prompt(f"prompt {n}", str(n)).id for n in range(90))
         assert [sorted(prompts) for prompts in epochs] == [ids, ids, []]
         assert len({row["prompts/rounds"] for row in rows}) > 2 and run.trainer.ledger.counts["filtered"] > 0
-        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
+        assert run.trainer.ledger.counts["generated"] == len(run.requests)
 
     def test_other_methods_want_a_group_for_each_prompt_of_a_rollout(self, fitted):
         run = fitted(prompts=30, **WORDS, **{"adapt.method": "freshness"})
