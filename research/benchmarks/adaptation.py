@@ -4,11 +4,12 @@
     python research/benchmarks/adaptation.py --groups 16 --tokens 64 --rounds 1 --results /tmp     # a short run
 
 Each step generates 256 groups of 8 responses of 4096 tokens, and BAPO makes its batch of them with both buffers full.
-The conversion between OpenRLHF's samples and the layer's groups is compared with OpenRLHF's own padding of the same
-samples into forward-pass batches, which every step does anyway. The layer without the conversion is also timed with 10
-and 100 times as many groups. Their responses share one array there, because they would not fit into memory; the layer
-never reads it. The result is also given as a share of the paper's step: 41.0 h for 3 epochs of 40,000 prompts in
-batches of 256, on 8 A100 (Table 2, GRPO). With --step-seconds it is also given as a share of a step that was measured.
+The conversion of engines' answers to groups, and of groups to OpenRLHF's samples, is compared with OpenRLHF's own
+padding of the same samples into forward-pass batches, which every step does anyway. The layer without the conversion is
+also timed with 10 and 100 times as many groups. Their responses share one array there, because they would not fit into
+memory; the layer never reads it. The result is also given as a share of the paper's step: 41.0 h for 3 epochs of 40,000
+prompts in batches of 256, on 8 A100 (Table 2, GRPO). With --step-seconds it is also given as a share of a step that was
+measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from adaptation_layer import LAYER, PERIOD, SCALES, WARM_UP, Clock, Run, World, layer_round
+from adaptation_layer import LAYER, PERIOD, SCALES, WARM_UP, Clock, Run, World, engine_answers, layer_round
 from adaptation_storage import checkpoint_round, memory_round, rounding
 from report import CORES, RESULTS, again, origin, write
 
@@ -32,7 +33,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.cpu import stack as cpu
 
 PAPER_STEP_SECONDS = 40.97 * 3600 / (3 * math.ceil(40_000 / 256))  # 1d 16h 58m over 471 steps
-CONVERSIONS = {"samples_to_groups": "samples to groups", "groups_to_samples": "groups to samples"}
+CONVERSIONS = {"samples_to_groups": "answers to groups", "groups_to_samples": "groups to samples"}
 ROUNDED = (2000, 4096)  # responses and their tokens
 MEMORY_ROUNDS = 3  # at most, because each round starts two processes that import the stack
 LEAST_GROUPS = 4  # with fewer, a round may have nothing to train on
@@ -46,7 +47,7 @@ DRAWN = {
 
 
 class SampledRun(Run):
-    """A run with the conversion to and from OpenRLHF's samples. It times the conversion and OpenRLHF's padding."""
+    """A run with the conversion of engines' answers, and to OpenRLHF's samples. It also times OpenRLHF's padding."""
 
     def __init__(self, groups: int, world: World) -> None:
         super().__init__(groups, world)
@@ -59,17 +60,22 @@ class SampledRun(Run):
         return seconds | {f"{name}_a_sample": PERIOD * seconds[name] / count for name, count in self.handled.items()}
 
     def generated(self, prompts: Sequence[Prompt], weights_version: int, clock: Clock) -> list[Group]:
-        """Groups made from samples as the rollout engines give them."""
+        """Groups made from what the rollout engines answer."""
         from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers
-        from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
+        from bapo_openrlhf.training.trainer.samples import Answers, generated_response
 
-        drawn = self.world.groups(prompts, self.step, weights_version)
-        samples, first = samples_of(drawn), self.world.uid - len(drawn)
+        drawn, most = self.world.groups(prompts, self.step, weights_version), self.world.tokens
+        answers, first = list(map(engine_answers, drawn)), self.world.uid - len(drawn)
         clock.skip()
-        usable = usable_answers(answers_of(samples, self.world.size))
+        usable = usable_answers(
+            [
+                Answers(prompt, [generated_response(answer, max_len=most) for answer in prompt_answers])
+                for prompt, prompt_answers in zip(prompts, answers, strict=True)
+            ]
+        )
         groups = groups_of(usable, first_uid=first, step=self.step, weights_version=weights_version)
         clock.lap("samples_to_groups")
-        self.handled["samples_to_groups"] += len(samples)
+        self.handled["samples_to_groups"] += sum(map(len, answers))
         return groups
 
     def trained(self, batch: Batch, clock: Clock) -> list[Group]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,23 @@ WARM_UP = 2  # rounds until the buffers are full and prompts have been re-evalua
 SCALES = (1, 10, 100)  # times the groups of a step
 LAYER = ("begin_step", "build_batch", "monitor", "ledger")  # what the layer does in a step, in the order of the trainer
 EXTRAS = {"info": {"reward": 0.0}, "score": 0.0, "truncated": False, "mm_train_inputs": None}
+
+
+def engine_answers(group: Group) -> list[dict[str, Any]]:
+    """What a rollout engine answers to a prompt, if its responses are those of the group."""
+    answers = []
+    for response in group.responses:
+        ((start, end),) = response.action_spans
+        answers.append(
+            {
+                "observation_tokens": response.token_ids,
+                "action_ranges": [(start, end)],
+                "rollout_log_probs": np.concatenate([np.zeros(start, dtype=np.float32), response.log_probs]),
+                "reward": response.reward,
+                "scores": response.reward,
+            }
+        )
+    return answers
 
 
 class Clock:
@@ -110,7 +128,7 @@ class Run:
         self.method, self.ledger = self.make_method(), Ledger()
 
     def take_step(self, clock: Clock) -> None:
-        """One trainer step. A subclass adds the conversion to and from OpenRLHF's samples."""
+        """One trainer step. A subclass adds the conversion from engines' answers and to OpenRLHF's samples."""
         step, method = self.step, self.method
         clock.skip()
         named = method.begin_step(step)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from adaptation_layer import Run, World
+from adaptation_layer import Run, World, engine_answers
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -60,17 +60,16 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     cpu.prepare_environment()
     cpu.install()
     from bapo_openrlhf.training.trainer.generated import groups_of
-    from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
+    from bapo_openrlhf.training.trainer.samples import Answers, generated_response, samples_of
 
     world = World(size, tokens, shared=False)
 
     def kept() -> Any:
-        samples = samples_of(world.groups(world.prompts(1), 0, 0))
-        return (
-            samples
-            if kind == "experience"
-            else groups_of(answers_of(samples, size), first_uid=0, step=0, weights_version=0)
-        )
+        groups = world.groups(world.prompts(1), 0, 0)
+        if kind == "experience":
+            return samples_of(groups)
+        responses = [generated_response(answer, max_len=tokens) for answer in engine_answers(groups[0])]
+        return groups_of([Answers(groups[0].prompt, responses)], first_uid=0, step=0, weights_version=0)
 
     kept()  # this happens only once
     before = resident()

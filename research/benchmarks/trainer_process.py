@@ -4,7 +4,7 @@
                                                        # research/benchmarks/results/trainer_process.{json,md}
     python research/benchmarks/trainer_process.py --groups 64 --results /tmp     # a short run
 
-The real classes run as in `AdaptedPPOTrainer.train_step`: samples to groups, BAPO's batch, samples again, dealing to
+The real classes run as in `AdaptedPPOTrainer.train_step`: answers to groups, BAPO's batch, samples, dealing to
 the ranks, experience, metrics, the record. Responses are made up, and so are the answers of the models. Ray does not
 run: an object is pickled and copied into a buffer, as Ray does it, and the workers get nothing. The time
 that it takes to make responses and answers up does not count; their memory does.
@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ import numpy as np
 from report import CORES, RESULTS, again, origin, write
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import Clip, composition, first_update, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.review import review
@@ -131,39 +133,27 @@ class World:
     def __init__(self, tokens: int, rng: np.random.Generator) -> None:
         self.rng, self.tokens, self.drawn = rng, tokens, 0
 
-    def samples(self, prompts: int) -> list[Any]:
-        """G samples of each new prompt, with the types that OpenRLHF's generator gives them."""
-        import torch
-        from openrlhf.trainer.ppo_utils.experience import Experience
-
-        prompt, samples = self.tokens // PROMPT_SHARE, []
+    def answers(self, prompts: int) -> list[tuple[Prompt, list[dict[str, Any]]]]:
+        """New prompts, each with an engine's G answers to it, which have the engines' types."""
+        prompt, answers = self.tokens // PROMPT_SHARE, []
         for number in range(self.drawn, self.drawn + prompts):
+            answers.append((Prompt(f"prompt {number}", "1"), []))
             rewards = (self.rng.random(SIZE) < self.rng.beta(0.7, 0.9)).astype(float)
             for reward in rewards:
                 length = int(self.rng.integers(self.tokens - (self.tokens - prompt) // 4, self.tokens + 1))
-                mask = torch.zeros((1, length - 1), dtype=torch.long)
-                mask[:, prompt - 1 :] = 1
-                log_probs = -torch.from_numpy(self.rng.random((1, length - 1), dtype=np.float32)) * mask
-                samples.append(
-                    Experience(
-                        sequences=torch.from_numpy(self.rng.integers(0, 150_000, (1, length))),
-                        attention_mask=torch.ones((1, length), dtype=torch.long),
-                        action_mask=mask,
-                        rollout_log_probs=log_probs,
-                        prompts=[f"prompt {number}"],
-                        labels=["1"],
-                        images=[None],
-                        mm_train_inputs=[None],
-                        rewards=torch.tensor([reward]),
-                        scores=torch.tensor([reward]),
-                        response_length=torch.tensor([length - prompt]),
-                        truncated=torch.tensor([False]),
-                        total_length=torch.tensor([float(length)]),
-                        info={"reward": torch.tensor([reward]), "score": torch.tensor([reward])},
-                    )
+                log_probs = -self.rng.random(length, dtype=np.float32)
+                log_probs[:prompt] = 0
+                answers[-1][1].append(
+                    {
+                        "observation_tokens": self.rng.integers(0, 150_000, length, dtype=np.int32),
+                        "action_ranges": [(prompt, length)],
+                        "rollout_log_probs": log_probs,
+                        "reward": reward,
+                        "scores": reward,
+                    }
                 )
         self.drawn += prompts
-        return samples
+        return answers
 
 
 def peak() -> float:
@@ -200,16 +190,19 @@ class Trainer:
         """One step. Returns what it handled."""
         from bapo_openrlhf.training.trainer.experience import origins_of
         from bapo_openrlhf.training.trainer.generated import GeneratedStep, reward_numbers
-        from bapo_openrlhf.training.trainer.samples import answers_of
+        from bapo_openrlhf.training.trainer.samples import Answers, generated_response
 
-        clock, step = self.clock, self.step
+        clock, step, convert = self.clock, self.step, partial(generated_response, max_len=self.world.tokens)
         hard = self.method.begin_step(step)
-        fresh, again = self.world.samples(self.groups), self.world.samples(len(hard))
-        generated = len(fresh) + len(again)
+        fresh, again = self.world.answers(self.groups), self.world.answers(len(hard))
+        generated = SIZE * (len(fresh) + len(again))
         kinds = (("fresh", fresh, step - step % DELAY), ("reevaluated", again, step))
         first = self.world.drawn - self.groups - len(hard)
-        with clock.of("samples to groups"):
-            parts = [(source, answers_of(samples, SIZE), weights_version) for source, samples, weights_version in kinds]
+        with clock.of("answers to groups"):
+            parts = [
+                (source, [Answers(prompt, list(map(convert, responses))) for prompt, responses in answers], version)
+                for source, answers, version in kinds
+            ]
             step_groups = GeneratedStep.of(parts, first_uid=first, step=step)
         with clock.of("batch adaptation"):
             batch = self.method.build_batch(step, step_groups.fresh, step_groups.reevaluated)

@@ -9,6 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.logging_utils import init_logger
 
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends
@@ -16,7 +17,7 @@ from bapo_openrlhf.training.trainer.critic import TOKENS
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
 from bapo_openrlhf.training.trainer.mended_trainer import Base, MendedTrainer
-from bapo_openrlhf.training.trainer.samples import answers_of
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response
 
 logger = init_logger(__name__)
 
@@ -24,15 +25,15 @@ logger = init_logger(__name__)
 class RecordedSamplesGenerator(SamplesGenerator):
     """OpenRLHF's generator, which sends prompts in few calls.
 
-    It adds the samples that its dynamic filtering drops to `filtered`, in whole groups.
+    It adds what it generates for a step to `accepted`, or to `filtered` if dynamic filtering drops it. The record takes
+    both.
     """
 
-    def __init__(
-        self, *, calls: EngineCalls, filtered: list[Experience], before_samples: Callable[[], None], **kwargs: Any
-    ) -> None:
+    def __init__(self, *, calls: EngineCalls, before_samples: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._calls, self._filtered, self._before_samples, self.exhausted = calls, filtered, before_samples, False
-        self._converted: list[Experience] = []
+        self._calls, self._before_samples, self.exhausted = calls, before_samples, False
+        self.accepted, self.filtered = list[Answers](), list[Answers]()
+        self._converted: list[tuple[Experience, dict[str, Any]]] = []  # those of a prompt in a row
 
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> Any:
@@ -44,22 +45,28 @@ class RecordedSamplesGenerator(SamplesGenerator):
 
     @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
-        """Make a sample of a response, and remember it."""
+        """Make a sample of a response, and remember both."""
         sample = super()._process_response_into_experience(response, **kwargs)
-        self._converted.append(sample)
+        self._converted.append((sample, response))
         return sample
 
     @extends(SamplesGenerator)
     def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
-        """Generate, and report the samples that OpenRLHF did not accept."""
+        """Generate, and keep what was generated for training for the record."""
         # OpenRLHF asks for as many prompts of an evaluation as a training step has, and waits for them before the next.
-        evaluated = getattr(self, "_eval_dataloader_iter", None)
-        if self._calls.few_calls and evaluated is not None and dataloader_iter is evaluated:
+        evaluates = dataloader_iter is getattr(self, "_eval_dataloader_iter", None)
+        if self._calls.few_calls and evaluates:
             num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch
-        self._converted = []
         accepted, *rest = super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
-        kept = set(map(id, accepted))
-        self._filtered += [sample for sample in self._converted if id(sample) not in kept]
+        converted, self._converted = self._converted, []
+        if evaluates:
+            return accepted, *rest
+        size, accepted_ids = self.args.rollout.n_samples_per_prompt, set(map(id, accepted))
+        for start in range(0, len(converted), size):
+            (sample, answer), *_ = of_prompt = converted[start : start + size]
+            prompt = Prompt(answer["prompt"], answer["label"], answer["images"] or None)
+            answers = Answers(prompt, [generated_response(response, **kwargs) for _, response in of_prompt])
+            (self.accepted if id(sample) in accepted_ids else self.filtered).append(answers)
         return accepted, *rest
 
     @extends(SamplesGenerator)
@@ -77,19 +84,18 @@ class RecordedPPOTrainer(MendedTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
-        shared = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
-        options = {"calls": self.calls, "filtered": self.filtered, "before_samples": self.begin}
-        self.samples_generator = RecordedSamplesGenerator(**{name: getattr(self, name) for name in shared}, **options)
+        names = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
+        shared = {name: getattr(self, name) for name in names}
+        self.samples_generator = RecordedSamplesGenerator(calls=self.calls, before_samples=self.begin, **shared)
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
         """Train, and return what `MendedTrainer.fit` does. The record also has a last batch that was filtered whole."""
         logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
         stopped = super().fit(global_step)
-        if self.filtered and stopped is None:  # because OpenRLHF takes no step if all groups were dropped
+        if self.samples_generator.filtered and stopped is None:  # OpenRLHF takes no step if all groups were dropped
             step = self.recorder.step + 1
-            self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
+            self.recorder.record.append(step, {"skipped_update": 1, **self._counts(step)})
         return stopped
 
     @extends(Base)
@@ -108,8 +114,8 @@ class RecordedPPOTrainer(MendedTrainer):
             )
         status, next_step = super().train_step(rollout_samples, global_step)
         self.state.step, self.state.phase = next_step, "finishing the step"
-        status |= self._counts(rollout_samples, next_step)
-        if status["reward/fresh_mean"] is None:  # only OpenRLHF knows the rewards of a reward model
+        status |= self._counts(next_step)
+        if self.experience_maker.reward_model_group is not None:  # only OpenRLHF knows its rewards
             status["reward/fresh_mean"] = status["rollout/reward_mean"]
         return status, next_step
 
@@ -127,31 +133,34 @@ class RecordedPPOTrainer(MendedTrainer):
         self.recorder.add_evaluation(global_step, numbers)
         return numbers
 
-    def _counts(self, samples: Sequence[Any], step: int) -> dict[str, Any]:
+    def _counts(self, step: int) -> dict[str, Any]:
         """Record what was generated since the last step, also what was filtered. Returns its metrics."""
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
-        dropped_samples, self.filtered[:] = list(self.filtered), []
+        generator = self.samples_generator
+        accepted, generator.accepted = generator.accepted, []
+        dropped, generator.filtered = generator.filtered, []
+        samples = len(accepted) * size
         first = self.recorder.rollouts // size
         kind = {
             "source": "fresh",
             "usable": lambda answers: answers.judged,
             "reward_range": self.args.adapt.rewards() or UNIT,
         }
-        groups = generated_groups(answers_of(samples, size), first_uid=first, **kind)
-        filtered = generated_groups(answers_of(dropped_samples, size), first_uid=first + len(groups), **kind)
+        groups = generated_groups(accepted, first_uid=first, **kind)
+        filtered = generated_groups(dropped, first_uid=first + len(groups), **kind)
         states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
         tokens = sum(group.tokens for group in groups)
         status: dict[str, Any] = self.recorder.add_groups(step, [*groups, *filtered], states, trained=tokens)
-        rewards = [float(sample.rewards[0]) for sample in (*samples, *dropped_samples) if sample.rewards is not None]
-        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else None
+        rewards = [reward for each in (*accepted, *dropped) for reward in each.rewards]
+        status["reward/fresh_mean"] = float(np.mean(rewards))
         status["groups/generated"] = len(groups) + len(filtered)
         status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
         status |= filter_reasons(filtered)
         status["groups/reevaluated"] = status["groups/replayed"] = 0
         status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
-        status["rollouts/left_over"] = left_over(self.args, len(samples))
+        status["rollouts/left_over"] = left_over(self.args, samples)
         if samples:
-            status["length/fresh"] = tokens / len(samples)
+            status["length/fresh"] = tokens / samples
         if self.critic_model_group is not None:
             status[TOKENS] = tokens
         return status

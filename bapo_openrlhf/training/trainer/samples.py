@@ -1,4 +1,4 @@
-"""Responses to and from OpenRLHF's samples. A sample is an `Experience` of one response."""
+"""Responses, of the answers of engines and as OpenRLHF's samples. A sample is an `Experience` of one response."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,28 +28,11 @@ def reward_of(value: Any) -> float | None:
     return numbers[0] if len(numbers) == 1 and math.isfinite(numbers[0]) else None
 
 
-def response_of(sample: Experience) -> Response:
-    """A sample as the layer stores its response. A missing reward is nan, and so are missing log-probs.
-
-    OpenRLHF's action_mask and rollout_log_probs have the shape (1, T - 1). Position i belongs to token i + 1.
-    """
-    mask, log_probs = sample.action_mask[0].bool(), sample.rollout_log_probs
-    return Response(
-        token_ids=sample.sequences[0].numpy(),
-        action_spans=tuple((start + 1, end + 1) for start, end in spans_of(mask.numpy())),
-        log_probs=np.full(int(mask.sum()), np.nan) if log_probs is None else log_probs[0][mask].numpy(),
-        reward=math.nan if sample.rewards is None else float(sample.rewards[0]),
-        extras={
-            "info": {key: value[0].item() for key, value in sample.info.items()},
-            "score": None if sample.scores is None else float(sample.scores[0]),
-            "truncated": bool(sample.truncated[0]),
-            "mm_train_inputs": sample.mm_train_inputs[0] if sample.mm_train_inputs else None,
-        },
-    )
-
-
 def generated_response(answer: Mapping[str, Any], *, max_len: int = 2048, **_: Any) -> Response:
-    """What OpenRLHF's generator makes of an engine's answer. But a reward that is not a finite number becomes nan."""
+    """An engine's answer as the layer stores it. A reward that is no finite number is nan; so are missing log-probs.
+
+    Spans and log-probs are those of OpenRLHF's sample of the answer (`sample_of`).
+    """
     reward, score = reward_of(answer.get("reward")), reward_of(answer.get("scores"))
     if reward is None or score is None:
         score = reward  # OpenRLHF does the same if there is no score
@@ -112,26 +95,8 @@ class Answers:
         return cls(Prompt(**state["prompt"]), list(map(response_from_state, state["responses"])))
 
 
-def answers_of(samples: Sequence[Experience], size: int) -> list[Answers]:
-    """OpenRLHF's samples as the answers to each prompt.
-
-    Raises:
-        ValueError: The samples are not whole groups.
-    """
-    if len(samples) % size:
-        raise ValueError(f"{len(samples)} samples are not whole groups of {size}")
-    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
-    return [
-        Answers(
-            Prompt(first.prompts[0], first.labels[0], (first.images and first.images[0]) or None),
-            list(map(response_of, (first, *others))),
-        )
-        for first, *others in groups
-    ]
-
-
 def sample_of(prompt: Prompt, response: Response) -> Experience:
-    """A sample with the prompt and the response. `response_of` is the inverse.
+    """What OpenRLHF's generator makes of the answer of which `generated_response` made this response.
 
     Tokens are int32, and masks bool, until the workers make them int64 (`packing.WIDE`): 10 bytes a token, and not 28.
     """

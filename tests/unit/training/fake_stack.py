@@ -16,13 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from openrlhf.trainer import ppo_trainer
-from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from bapo_openrlhf.adapt import vocabulary
+from bapo_openrlhf.adapt.group import Prompt, Response
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.flags.checked import Checked
@@ -33,7 +34,7 @@ from bapo_openrlhf.record.run_record import read_metrics
 from bapo_openrlhf.training.engine.engines import request_seed
 from bapo_openrlhf.training.trainer import mended_trainer
 from bapo_openrlhf.training.trainer.generated import generated_groups
-from bapo_openrlhf.training.trainer.samples import answers_of
+from bapo_openrlhf.training.trainer.samples import Answers, spans_of
 from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer
 from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS
@@ -526,20 +527,25 @@ SOURCES = ("fresh", "reevaluated", "replayed")
 EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}
 
 
-def generated_sample(prompt: str, reward: float | None, mask: list[int], *, log_prob: float = -1.0) -> Experience:
-    """A generated sample with tokens 100, 101, ..., of which `mask` says which the policy generated."""
-    return Experience(
-        sequences=torch.arange(100, 101 + len(mask))[None], action_mask=torch.tensor([mask]),
-        rollout_log_probs=torch.full((1, len(mask)), log_prob), prompts=[prompt], labels=["label"], images=[None],
-        mm_train_inputs=[None], rewards=None if reward is None else torch.tensor([reward]),
-        truncated=torch.tensor([False]), info={},
+def answer(prompt: str, reward: float | None, mask: list[int]) -> Answers:
+    """One response to a prompt. Its tokens are 100, 101, ..., and `mask` says which after the first are generated."""
+    response = Response(
+        np.arange(100, 101 + len(mask)), spans_of(np.array([0, *mask])), np.full(sum(mask), -1.0),
+        math.nan if reward is None else float(np.float32(reward)), extras=EXTRAS | {"info": {}},
     )  # fmt: skip
 
 
-def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:
-    """These samples as groups."""
+def generated_rows(answers: list[Answers], size: int, **changed: Any) -> list:
+    """These answers as groups for the record."""
+    return Answers(Prompt(prompt, "label"), [response])
+
+
+def in_groups(answers: list[Answers], size: int) -> list[Answers]:
+    """So many answers in a row as those to one prompt."""
+    rows = [answers[start : start + size] for start in range(0, len(answers), size)]
+    return [Answers(row[0].prompt, [response for each in row for response in each.responses]) for row in rows]
     options = {"source": "fresh", "first_uid": 0, "usable": lambda one: one.usable, "reward_range": UNIT}
-    return generated_groups(answers_of(samples, size), **options | changed)
+    return generated_groups(in_groups(answers, size), **options | changed)
 
 
 def copied(run: World, folder: Path, tag: str) -> None:

@@ -50,7 +50,7 @@ def arguments(*, agent=None, dynamic=False, adapted=False, faster="all"):
 def plain_generator(args, engines, prompts=(), evaluation=()):
     return RecordedSamplesGenerator(
         strategy=SimpleNamespace(args=args), prompts_dataloader=prompts, eval_dataloader=evaluation,
-        tokenizer="the tokenizer", vllm_engines=engines, calls=EngineCalls(engines, args, "the tokenizer"), filtered=[],
+        tokenizer="the tokenizer", vllm_engines=engines, calls=EngineCalls(engines, args, "the tokenizer"),
         before_samples=lambda: None,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Rows of groups.jsonl and answers.jsonl from OpenRLHF's samples."""
+"""Rows of groups.jsonl and answers.jsonl, and numbers of a step."""
 
 from fractions import Fraction
 from types import SimpleNamespace
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fake_stack import answer
 from fake_stack import generated_rows as rows
-from fake_stack import generated_sample as sample
 
 from bapo_openrlhf.record.run_record import PromptStates, RunRecord, read_metrics, read_warnings
 from bapo_openrlhf.training.trainer.plain_trainer import filter_reasons
@@ -24,15 +24,15 @@ def tokenizer():
 
 
 def test_a_response_of_several_turns_and_an_empty_one(tokenizer):
-    turns, empty = sample("p", 0.0, [0, 1, 0, 0, 1, 0]), sample("q", 0.0, [0, 0])
+    turns, empty = answer("p", 0.0, [0, 1, 0, 0, 1, 0]), answer("q", 0.0, [0, 0])
     one, two = answers_of(rows([turns, empty], 1), PromptStates(), tokenizer, 100)
     assert (one["response"], two["response"]) == ("102 103 104 105", "")
 
 
 def test_a_group_that_failed_says_nothing_of_its_prompt(tokenizer):
     states = PromptStates()
-    assert answers_of(rows([sample("p", None, [1]), sample("p", 0.0, [1])], 2), states, tokenizer, 9) == []
-    assert len(answers_of(rows([sample("p", 0.0, [1])], 1), states, tokenizer, 9)) == 1
+    assert answers_of(rows([answer("p", None, [1]), answer("p", 0.0, [1])], 2), states, tokenizer, 9) == []
+    assert len(answers_of(rows([answer("p", 0.0, [1])], 1), states, tokenizer, 9)) == 1
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_group_that_failed_says_nothing_of_its_prompt(tokenizer):
 def test_rewards_that_differ_only_by_rounding_are_no_signal(high, rewards, wanted):
     """Rounding has the size of the greatest reward of the task."""
     ends = Fraction(0), Fraction(high)
-    groups = rows([sample("p", reward, [1]) for reward in rewards], 2, reward_range=ends)
+    groups = rows([answer("p", reward, [1]) for reward in rewards], 2, reward_range=ends)
     assert signals(groups) == {"groups/with_signal": wanted}
     reasons = filter_reasons(groups)
     assert (reasons["filtered/by_draw"], reasons["filtered/all_right"]) == (wanted, 1)

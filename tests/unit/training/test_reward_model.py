@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_stack import SCORED, digest, generated_sample, responses_to, rows_of
+from fake_stack import SCORED, answer, digest, in_groups, responses_to, rows_of
 
 from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings
 from bapo_openrlhf.training.trainer.accounts import first_range
-from bapo_openrlhf.training.trainer.samples import answers_of
 
 MODES = (
     {},
@@ -58,8 +57,7 @@ def test_the_engines_rest_while_it_scores(fitted):
 
 def test_equal_responses_are_scored_once(world):
     run = world(**SCORED | {"reward.num_gpus_per_node": 2})
-    samples = [generated_sample("p", None, [1] * length) for length in (3, 3, 2, 3, 5, 2)]
-    answers = answers_of(samples, 3)
+    answers = in_groups([answer("p", None, [1] * length) for length in (3, 3, 2, 3, 5, 2)], 3)
     run.trainer.reward_model.score(answers)
     rows = [row for _, row in run.scored]
     assert sorted(map(len, set(map(tuple, rows)))) == [3, 4, 6]

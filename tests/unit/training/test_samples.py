@@ -1,11 +1,10 @@
-"""Samples that OpenRLHF's generator makes, as groups and back."""
+"""Answers of engines as groups, and these as the samples that OpenRLHF's generator makes of the answers."""
 
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,21 +14,21 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer.fresh import prompts_of
 from bapo_openrlhf.training.trainer.generated import groups_of
-from bapo_openrlhf.training.trainer.samples import Answers, answers_of, response_of, samples_of
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response, samples_of
 from bapo_openrlhf.training.wire.packing import WIDE
 
 
-def made_by_openrlhf(
-    prompt_tokens: int = 3, turns: tuple[tuple[int, int], ...] = ((4, 0),), *, score: float | None = 1.0,
-    max_len: int = 2048, seed: int = 0, **changed: Any,
-) -> Experience:  # fmt: skip
-    """What OpenRLHF makes of a vLLM response. A turn has generated tokens, and those of the environment's answer."""
+def answer_of(
+    prompt_tokens: int = 3, turns: tuple[tuple[int, int], ...] = ((4, 0),), *, score: float | None = 1.0, seed: int = 0,
+    **changed: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """An engine's answer. A turn has generated tokens, and those of the environment's answer."""
     rng = np.random.default_rng(seed)
     log_probs, ranges = [0.0] * prompt_tokens, []
     for generated, answered in turns:
         ranges.append((len(log_probs), len(log_probs) + generated))
         log_probs += (-rng.exponential(size=generated)).tolist() + [0.0] * answered
-    response = {
+    return {
         "prompt": "1 + 1 =",
         "label": "2",
         "images": None,
@@ -42,7 +41,17 @@ def made_by_openrlhf(
         "scores": score,
         "extra_logs": {},
     } | changed
-    return SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=max_len)
+
+
+def made_by_openrlhf(answer: dict[str, Any], max_len: int = 2048) -> Experience:
+    """The sample that OpenRLHF makes of an answer."""
+    return SamplesGenerator._process_response_into_experience(SimpleNamespace(), answer, max_len=max_len)
+
+
+def answers_of(*answers: dict[str, Any], max_len: int = 2048) -> Answers:
+    """The answers to one prompt."""
+    first, responses = answers[0], [generated_response(answer, max_len=max_len) for answer in answers]
+    return Answers(Prompt(first["prompt"], first["label"], first["images"]), responses)
 
 
 def comparable(value: Any) -> Any:
@@ -82,34 +91,34 @@ MORE = (
     more=st.sampled_from(MORE),
 )
 @settings(derandomize=True, database=None)
-def test_round_trip(more, **case):
-    samples = [made_by_openrlhf(**case, **more, seed=seed) for seed in range(4)]
-    groups = groups_of(answers_of(samples, 2), first_uid=0, step=0, weights_version=0)
-    for seed, one in enumerate(samples_of(groups)):
-        assert_same(one, made_by_openrlhf(**case, **more, seed=seed))
-    assert len(groups) == 2
+def test_a_sample_is_openrlhfs(more, max_len, **case):
+    """A response without a score has its reward for it."""
+    answers = [answer_of(**case, **more, seed=seed) for seed in range(4)]
+    both = [answers_of(*answers[:2], max_len=max_len), answers_of(*answers[2:], max_len=max_len)]
+    groups = groups_of(both, first_uid=0, step=0, weights_version=0)
+    for one, answer in zip(samples_of(groups), answers, strict=True):
+        scores = answer["reward"] if answer["scores"] is None else answer["scores"]
+        assert_same(one, made_by_openrlhf(answer | {"scores": scores}, max_len))
 
 
 def test_a_sample_may_be_made_twice_from_one_group():
-    (group,) = groups_of(answers_of([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
+    (group,) = groups_of([answers_of(answer_of())], first_uid=0, step=0, weights_version=0)
     first = samples_of([group])[0]
     first.sequences.zero_()
     first.rollout_log_probs.zero_()
     first.rewards.zero_()
-    assert_same(samples_of([group])[0], made_by_openrlhf())
+    assert_same(samples_of([group])[0], made_by_openrlhf(answer_of()))
 
 
 class TestResponse:
     def test_by_hand(self):
         # prompt 2, turn of 3, answer of 2, turn of 1
-        sample = made_by_openrlhf(2, ((3, 2), (1, 0)), reward=0.25)
-        response = response_of(sample)
+        answer = answer_of(2, ((3, 2), (1, 0)), reward=0.25)
+        (response,) = answers_of(answer).responses
         assert response.action_spans == ((2, 5), (7, 8))
-        tokens = sample.sequences[0].tolist()
-        assert response.token_ids.tolist() == tokens and len(tokens) == 8
-        # position i of OpenRLHF's log-probs speaks of token i + 1
-        stored = sample.rollout_log_probs[0]
-        assert response.log_probs.tolist() == [stored[1], stored[2], stored[3], stored[6]]
+        assert response.token_ids.tolist() == answer["observation_tokens"] and len(response.token_ids) == 8
+        log_probs = np.array(answer["rollout_log_probs"], dtype=np.float32)
+        assert response.log_probs.tolist() == log_probs[[2, 3, 4, 7]].tolist()
         assert all(value < 0 for value in response.log_probs)
         assert response.reward == 0.25
 
@@ -117,7 +126,7 @@ class TestResponse:
 class TestGroups:
     def test_a_group_with_segments_is_as_old_as_its_oldest_token(self):
         responses = [
-            replace(response_of(made_by_openrlhf()), segments=segments, weights_version=segments[0][0])
+            replace(generated_response(answer_of()), segments=segments, weights_version=segments[0][0])
             for segments in (((5, 1), (6, 3)), ((4, 2), (5, 1), (6, 1)), ((6, 4),))  # of 4 generated tokens
         ]
         (group,) = groups_of([Answers(Prompt("p"), responses)], first_uid=0, step=6, weights_version=6)
@@ -129,13 +138,7 @@ class TestGroups:
         (drawn,) = prompts_of([(None, ["p"], ["l"], [[]])])
         assert drawn.id == Prompt("p", "l").id
 
-    def test_incomplete(self):
-        with pytest.raises(ValueError, match="3 samples are"):
-            answers_of([made_by_openrlhf() for _ in range(3)], 2)
-
     def test_without_behaviour_log_probs_or_a_reward_they_cannot_be_used(self):
-        for name in ("rollout_log_probs", "rewards"):
-            sample = made_by_openrlhf()
-            setattr(sample, name, None)
-            (answers,) = answers_of([sample], 1)
-            assert not answers.usable and answers.judged == (name != "rewards")
+        for name in ("rollout_log_probs", "reward"):
+            answers = answers_of(answer_of(**{name: None}))
+            assert not answers.usable and answers.judged == (name != "reward")
