@@ -24,7 +24,7 @@ from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
 from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
-from bapo_openrlhf.training.trainer.critic import CRITIC_ONLY, TOKENS, CriticGroups, CriticPretraining
+from bapo_openrlhf.training.trainer.critic import CRITIC_ONLY, TOKENS, CriticTraining
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
@@ -78,9 +78,9 @@ class AdaptedPPOTrainer(MendedTrainer):
         )  # fmt: skip
         self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
         self.demonstrations = Demonstrations(args, state=state, actor=actor, solutions=solutions)
-        options = {"state": state, "maker": maker, "critic": critic}
-        self.critic_groups = CriticGroups(args, **options)
-        self.pretraining = CriticPretraining(args, **options, accounts=self.accounts, train_critic=self.ppo_train)
+        self.critic_training = CriticTraining(
+            args, state=state, maker=maker, critic=critic, accounts=self.accounts, train=self.ppo_train
+        )
 
     # ── One step of Algorithm 1 ──
 
@@ -101,7 +101,7 @@ class AdaptedPPOTrainer(MendedTrainer):
             generator.rollouts.ask(step + generator.steps_ahead, later_prompts, self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, hard)
-        critic_metrics = self.pretraining.train(generated.fresh)
+        critic_metrics = self.critic_training.pretrain(generated.fresh)
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
         with timed(timing, "timing/adapt"):
@@ -118,7 +118,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
         experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
         tokens = critic_metrics.get(TOKENS, 0)
-        critic_metrics |= self.critic_groups.make(generated, reviewed.batch, experience, tokens=tokens)
+        critic_metrics |= self.critic_training.make(generated, reviewed.batch, experience, tokens=tokens)
         seconds = time.perf_counter() - start
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
@@ -156,7 +156,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         numbers = self._compute_rollout_stats([sample for sample in samples if not is_demonstration(sample)])
         text = self.tokenizer.decode(samples[0].sequences[0], skip_special_tokens=True)
         numbers["generated_samples"] = [text, samples[0].info["reward"][0].item()]  # which OpenRLHF logs
-        critic = None if self.critic_groups.samples else self.critic_model_group
+        critic = None if self.critic_training.send() else self.critic_model_group
         ray.get([ref for model in (self.actor_model_group, critic) if model for ref in model.take(samples)])
         with timed(numbers, "timing/ppo_train"):
             status = self.ppo_train(global_step)
@@ -169,7 +169,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         status = dict[str, Any]()
         if samples:
             ray.get(self.actor_model_group.take(samples))
-        if self.critic_groups.samples:
+        if self.critic_training.send():
             with timed(status, "timing/ppo_train"):
                 status |= self.ppo_train(CRITIC_ONLY)
         elif samples or batch.fine_tuned:
@@ -205,12 +205,6 @@ class AdaptedPPOTrainer(MendedTrainer):
         with self.state.named_in_errors():
             self.rollout_weights.set_up(self.args.ds.lora)
             return super().fit(global_step)
-
-    @extends(Base)
-    def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps. Before them the critic gets what it trains on beside the actor's batch."""
-        self.critic_groups.send()
-        return super().ppo_train(global_steps)
 
     @extends(Base)
     def broadcast_to_vllm(self) -> None:
