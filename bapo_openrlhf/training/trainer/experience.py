@@ -141,9 +141,10 @@ class ExperienceMaker:
         Without `policies` only through the critic: log ratios and KL are 0. `with_reference` says whether the reference
         model passes it beside the actor.
         """
-        reference = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
+        known = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
+        reference = self.reference if policies and with_reference else None
         samples = [origin.sample() for origin in origins]
-        self._pass(samples, reference, policies=policies, with_reference=with_reference)
+        self._pass(samples, known, reference, policies=policies)
         log_ratios = np.zeros(len(origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
         for place, sample in enumerate(samples) if policies else ():
@@ -151,7 +152,7 @@ class ExperienceMaker:
             log_ratios[[place]] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, sample.action_mask.numpy()), strict=True):
                 whole[[place]] = part
-        kept = reference.kept_tokens if policies and with_reference and self.reference is not None else 0
+        kept = 0 if reference is None else known.kept_tokens
         return ForwardPass(samples, origins, log_ratios, sums, kept)
 
     @torch.no_grad()
@@ -214,28 +215,21 @@ class ExperienceMaker:
         ]
 
     def _pass(
-        self,
-        samples: list[Experience],
-        reference_log_probs: ReferenceLogProbs,
-        *,
-        policies: bool,
-        with_reference: bool = True,
+        self, samples: list[Experience], known: ReferenceLogProbs, reference_model: Any, *, policies: bool
     ) -> None:
         """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""
         dealt, train = DealtBatch(samples, self.args, self.pad), self.args.train
-        reference_model = self.reference if policies and with_reference else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
         actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)
-        reference = dealt.ask(reference_model, reference_log_probs.missing, images=True, alone=beside_actor)
+        reference = dealt.ask(reference_model, known.missing, images=True, alone=beside_actor)
         log_probs, values = actor(), critic()
-        reference_log_probs.keep(reference(), samples)
+        known.keep(reference(), samples)
         for place, sample in enumerate(samples):
             sample.action_log_probs = log_probs[place].unsqueeze(0) if log_probs else None
             sample.values = values[place].unsqueeze(0) if values else None
             if policies:
-                kept = None if reference_model is None else reference_log_probs.row(place, sample.action_mask)
-                self._set_kl(sample, kept)
+                self._set_kl(sample, None if reference_model is None else known.row(place, sample.action_mask))
             else:
                 sample.kl = torch.zeros(sample.action_mask.shape)
 
@@ -297,10 +291,7 @@ def token_log_ratios(sample: Experience) -> torch.Tensor:
 
 
 def source_tokens(
-    source: str,
-    samples: Sequence[Experience],
-    log_ratios: Sequence[torch.Tensor],
-    origins: Sequence[SampleOrigin],
+    source: str, samples: Sequence[Experience], log_ratios: Sequence[torch.Tensor], origins: Sequence[SampleOrigin]
 ) -> SourceTokens:
     """What the loss takes of the tokens of one source. The log ratios, shape (1, A), are those that it clips."""
     places = [place for place, origin in enumerate(origins) if origin.source == source]

@@ -120,12 +120,7 @@ def groups_of(
 
 
 def generated_groups(
-    answers: Sequence[Answers],
-    *,
-    source: str,
-    first_uid: int,
-    usable: Callable[[Answers], bool],
-    reward_range: Range,
+    answers: Sequence[Answers], *, source: str, first_uid: int, usable: Callable[[Answers], bool], reward_range: Range
 ) -> list[GeneratedGroup]:
     """The groups of one rollout. Those that can be used come first, with the numbers that `groups_of` gives them."""
     groups = []

@@ -283,9 +283,8 @@ def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
     experience_maker.actor, experience_maker.critic, experience_maker.reference = models
     plain = plain_maker(experience_maker, *others[:2], None, others[2])
     wanted = plain.make_experience(copy.deepcopy(samples))
-    experience_maker._pass(
-        samples, ReferenceLogProbs("r", [SimpleNamespace(extras={}) for _ in samples]), policies=True
-    )
+    known = ReferenceLogProbs("r", [SimpleNamespace(extras={}) for _ in samples])
+    experience_maker._pass(samples, known, experience_maker.reference, policies=True)
     assert ours == theirs
     for one, other in zip(samples, wanted, strict=True):
         mask = one.action_mask.bool()
@@ -317,7 +316,7 @@ def passed(one: Experience) -> Experience:
     return one
 
 
-def by_the_models(self: ExperienceMaker, samples: list[Experience], known: object, **_: object) -> None:
+def by_the_models(self: ExperienceMaker, samples: list[Experience], *_: object, **__: object) -> None:
     """The same, and actor and critic are asked."""
     dealt = DealtBatch(list(map(passed, samples)), self.args, self.pad)
     for name, model in {"action_log_probs": self.actor, "values": self.critic}.items():
