@@ -24,8 +24,8 @@ from bapo_openrlhf.training.trainer.experience import BatchExperience
 from bapo_openrlhf.training.trainer.run_state import RunState
 
 
-class Solutions:
-    """The worked solutions of the data, as token ids by the id of the prompt.
+class Solutions(dict[str, np.ndarray]):
+    """The worked solutions of the data: token ids, int32, by the id of the prompt.
 
     A solution ends with the tokenizer's end token. One that a response could not hold is left out. Of several solutions
     of one prompt, the first that fits counts.
@@ -34,15 +34,16 @@ class Solutions:
     def __init__(self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, args: SimpleNamespace) -> None:
         if hasattr(tokenizer, "image_processor"):  # the processor of a model that takes images
             tokenizer = tokenizer.tokenizer
-        self._tokens: dict[str, tuple[np.ndarray, int]] = {}  # prompt and solution, and where the solution begins
+        super().__init__()
+        self._prompts: dict[str, np.ndarray] = {}  # their token ids
         for prompt, solution in pairs:
-            if not solution or prompt.id in self._tokens:
+            if not solution or prompt.id in self:
                 continue
             start, end = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt.text, solution))
             if end[-1:] != [tokenizer.eos_token_id]:
                 end = [*end, tokenizer.eos_token_id]
             if fits_solution(args, len(start), len(end)):
-                self._tokens[prompt.id] = np.array([*start, *end], dtype=np.int32), len(start)
+                self._prompts[prompt.id], self[prompt.id] = np.array(start, np.int32), np.array(end, np.int32)
 
     @classmethod
     def of(cls, args: SimpleNamespace, strategy: Any, dataset: Any, tokenizer: Any) -> Self:
@@ -61,37 +62,26 @@ class Solutions:
         column = rows.select(range(len(prompts)))[data.solution_key]
         return cls(zip(prompts, column, strict=True), tokenizer, args)
 
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tokens
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Token ids of the solution of the prompt with this id."""
-        ids, start = self._tokens[name]
-        return ids[start:]
-
     def sample(self, prompt: Prompt, advantage: float = 0.0, *, like: Experience | None = None) -> Experience:
         """The demonstration of a prompt as a sample with a batch dimension of 1. Cross-entropy reads no advantage.
 
         It has the fields and the `info` keys of `like`, a sample of the batch that it joins, and 0 for numbers that it
         lacks. Without `like`, it has all fields.
         """
-        ids, start = self._tokens[prompt.id]
-        mask = torch.arange(1, len(ids)).unsqueeze(0) >= start
+        ids = np.concatenate([self._prompts[prompt.id], self[prompt.id]])
+        mask = torch.arange(1, len(ids)).unsqueeze(0) >= len(self._prompts[prompt.id])
         zeros = {
             field.name: torch.zeros(mask.shape if Experience.is_step_tensor_field(field.name) else 1)
             for field in fields(Experience)
             if "tensor_role" in field.metadata and (like is None or getattr(like, field.name) is not None)
         }
         tensors = {
-            "sequences": torch.from_numpy(ids.copy()).unsqueeze(0),
+            "sequences": torch.from_numpy(ids).unsqueeze(0),
             "attention_mask": torch.ones(1, len(ids), dtype=torch.bool),
             "action_mask": mask,
             "rollout_log_probs": torch.zeros(mask.shape).masked_fill(mask, torch.nan),
             "advantages": advantage * mask.float(),
-            "response_length": torch.tensor([len(ids) - start]),
+            "response_length": torch.tensor([len(self[prompt.id])]),
             "truncated": torch.tensor([False]),
             "total_length": torch.tensor([float(len(ids))]),
         }
@@ -133,7 +123,7 @@ class Demonstrations:
             "demonstrations/trained": len(prompts),
             "demonstrations/tokens": sum(len(self.solutions[prompt.id]) for prompt in prompts),
         }
-        return counts if len(self.solutions) else {}
+        return counts if self.solutions else {}
 
 
 def advantage_of(demonstration: Demonstration, args: SimpleNamespace) -> float:
