@@ -10,10 +10,8 @@ This takes the place of OpenRLHF's `train` and `create_vllm_engines`, and reads 
   grows while it measures.
 """
 
-import copy
 import os
 import sys
-from functools import reduce
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from transformers import AutoProcessor
 
 from bapo_openrlhf import machine
+from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.host import require_version
@@ -42,38 +41,23 @@ from bapo_openrlhf.training.worker.strategy import strategy_of
 SHARE = 0.2  # of a GPU, in Ray's bookkeeping: five processes may be on it
 
 
-def without_secrets(args: SimpleNamespace) -> SimpleNamespace:
-    """A copy of the nested arguments that may be printed, because what is printed is kept in train.log."""
-    result = copy.deepcopy(args)
-    for flag in SECRETS:
-        *groups, name = flag.split(".")
-        group = reduce(getattr, groups, result)
-        if getattr(group, name):
-            setattr(group, name, HIDDEN)
-    return result
-
-
-class Parts(NamedTuple):
-    """Classes of a run's processes, as Ray's actors, and the class that calls all processes of a model."""
+class Classes(NamedTuple):
+    """The classes that depend on the arguments of a run: Ray's actors, and what calls all processes of a model."""
 
     policy: Any
     critic: Any
     trainer: Any
-    workers: Any
-    reference: Any
-    reward: Any
-    engine: Any
+    group: Any
 
 
-def parts_of(args: SimpleNamespace) -> Parts:
-    """The classes of a run: those that adapt batches, or those that compute what OpenRLHF always computes."""
-    shared_parts = (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
+def classes_of(args: SimpleNamespace) -> Classes:
+    """Those that adapt batches, or those that compute what OpenRLHF always computes."""
     if args.adapt.enabled:
-        models, calls = (workers.AdaptedPolicyActor, workers.AdaptedCriticActor), dealing.DealtActorGroup
-        return Parts(*models, trainer.AdaptedPPOTrainerActor, calls, *shared_parts)
+        models = (workers.AdaptedPolicyActor, workers.AdaptedCriticActor)
+        return Classes(*models, trainer.AdaptedPPOTrainerActor, dealing.DealtActorGroup)
     is_async = args.train.async_enable
     trainer_class = ppo_trainer_async.PPOTrainerAsync if is_async else plain_trainer.RecordedPPOTrainerActor
-    return Parts(workers.PlainPolicyActor, workers.PlainCriticActor, trainer_class, RayActorGroup, *shared_parts)
+    return Classes(workers.PlainPolicyActor, workers.PlainCriticActor, trainer_class, RayActorGroup)
 
 
 class RunProcesses:
@@ -83,23 +67,24 @@ class RunProcesses:
     """
 
     def __init__(self, args: SimpleNamespace, signals: Signals) -> None:
-        self.signals, self.args, self.strategy, self._parts = signals, args, strategy_of(args), parts_of(args)
-        self.strategy.print(without_secrets(args))
-        parts, train = self._parts, args.train
+        self.signals, self.args, self.strategy, self._classes = signals, args, strategy_of(args), classes_of(args)
+        classes, train, flags = self._classes, args.train, flags_of(args)
+        self.strategy.print(flags | {name: HIDDEN for name in SECRETS if flags[name]})  # train.log may keep it
         beside_actor = placement_of(args.actor) if train.colocate_actor_ref or train.colocate_all else None
         self._shared = train.colocate_all and not train.async_enable  # whether engines are on the actor's GPUs
-        self.engines = engines_on(args, parts.engine, beside_actor if self._shared else None)
-        self.actor = self._workers(parts.policy, args.actor, beside_actor)
-        self.reference = self._workers(parts.reference, args.ref, beside_actor) if has_reference(args) else None
+        self.engines = engines_on(args, beside_actor if self._shared else None)
+        self.actor = self._workers(classes.policy, args.actor, beside_actor)
+        reference = has_reference(args)
+        self.reference = self._workers(workers.ReferenceActor, args.ref, beside_actor) if reference else None
         self._beside_critic = beside_actor if train.colocate_all else None
         critic = args.critic.model_name_or_path
         if critic and train.colocate_critic_reward:
             self._beside_critic = placement_of(args.critic)
-        self.critic = self._workers(parts.critic, args.critic, self._beside_critic) if critic else None
+        self.critic = self._workers(classes.critic, args.critic, self._beside_critic) if critic else None
         computed = args.reward.remote_url  # by a function, an agent or a server
-        self.reward = None if computed else self._workers(parts.reward, args.reward, self._beside_critic)
+        self.reward = None if computed else self._workers(workers.RewardActor, args.reward, self._beside_critic)
         stops = args.adapt.enabled or not train.async_enable  # it is this project's
-        kind = parts.trainer.options(max_concurrency=2) if stops else parts.trainer  # it answers while it trains
+        kind = classes.trainer.options(max_concurrency=2) if stops else classes.trainer  # it answers while it trains
         self.trainer = kind.remote(
             args.actor.model_name_or_path,
             self.strategy,
@@ -139,7 +124,7 @@ class RunProcesses:
         """The processes of a model, on the GPUs of a place that it shares with others, or on GPUs of its own."""
         gpus, copies = SHARE if place else 1, self.args.ds.tensor_parallel_size
         sizes = (model.num_nodes, model.num_gpus_per_node)
-        return self._parts.workers(*sizes, kind, pg=place, num_gpus_per_actor=gpus, duplicate_actors=copies)
+        return self._classes.group(*sizes, kind, pg=place, num_gpus_per_actor=gpus, duplicate_actors=copies)
 
     def load(self) -> None:
         """Load all models. Engines on the same GPUs have their cache first."""
@@ -203,7 +188,7 @@ def placement_of(model: SimpleNamespace) -> Any:
     return placement(model.num_nodes * model.num_gpus_per_node)
 
 
-def engines_on(args: SimpleNamespace, kind: Any, place: Any) -> list[Any]:
+def engines_on(args: SimpleNamespace, place: Any) -> list[Any]:
     """The rollout engines, on GPUs that they share with the actor, or on GPUs of their own. Nothing waits for them."""
     count, size, share = args.vllm.num_engines, args.vllm.tensor_parallel_size, SHARE if place else 1
     settings = settings_of_engines(args) | {"num_gpus": share}
@@ -213,7 +198,7 @@ def engines_on(args: SimpleNamespace, kind: Any, place: Any) -> list[Any]:
         bundles = get_bundle_indices(place, number, size) if size > 1 else None
         bundle = bundles[0] if bundles else number
         strategy = PlacementGroupSchedulingStrategy(place, bundle, True)  # also for its workers
-        process = kind.options(num_cpus=gpus, num_gpus=gpus, scheduling_strategy=strategy)
+        process = engines.RolloutActor.options(num_cpus=gpus, num_gpus=gpus, scheduling_strategy=strategy)
         created.append(process.remote(**settings, bundle_indices=bundles, seed=args.train.seed + number))
     return created
 

@@ -69,14 +69,6 @@ class Pace:
         return FIRST if self.longest is None else max(LEAST, LONGEST_STEPS * self.longest)
 
 
-class Home(NamedTuple):
-    """Where a process is."""
-
-    node: str
-    host: str
-    process: int
-
-
 class Waiting:
     """Waits for a run. Its trainer has `place` and `stop`, or is None: OpenRLHF's asynchronous one lacks them."""
 
@@ -87,7 +79,7 @@ class Waiting:
         self.run, self.signals, self.trainer, self.processes = run, signals, trainer, processes
         self.pace = Pace(clock)
         self._warn, self._clock = warn, clock
-        self._homes: dict[str, Home] = {}
+        self._homes: dict[str, tuple[str, str, int]] = {}  # see `home`
         self._answer: Any = None  # Ray's reference to the trainer's answer
         self._is_stopping, self._warned_place = False, Place()
 
@@ -199,9 +191,9 @@ class Waiting:
         return f" (process {process} on {host}{', which is stopped' if stopped else ''})"
 
 
-def home(_actor: Any = None) -> Home:
-    """Where this process is."""
-    return Home(ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid())
+def home(_actor: Any = None) -> tuple[str, str, int]:
+    """Where this process is: the id of Ray's node, the name of the machine, and the number of the process."""
+    return ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid()
 
 
 def stopped_raylet(_actor: Any = None) -> str:

@@ -151,10 +151,10 @@ def calls(monkeypatch):
         return [number * size, number * size + 1]
 
     processor = SimpleNamespace(from_pretrained=lambda *args, **kwargs: SimpleNamespace(image_token_id=5))
-    parts = build.Parts("policy", "critic", None, workers_of, "reference", "reward", Kind(calls, "engine"))
 
-    def parts_of(args):
-        return parts._replace(trainer=Kind(calls, "asynchronous" if args.train.async_enable else "trainer"))
+    def classes_of(args):
+        kind = Kind(calls, "asynchronous" if args.train.async_enable else "trainer")
+        return build.Classes("policy", "critic", kind, workers_of)
 
     for module, name, value in (
         (ray, "get", lambda refs: (calls("wait", refs), [None] * len(refs) if isinstance(refs, list) else 50)[1]),
@@ -171,7 +171,10 @@ def calls(monkeypatch):
         *((module, "get_bundle_indices", indices) for module in (vllm_engine, build)),
         (sys.modules["transformers"], "AutoProcessor", processor),  # importing the stack may load it anew
         (build, "AutoProcessor", processor),
-        (build, "parts_of", parts_of),
+        (build, "classes_of", classes_of),
+        (workers, "ReferenceActor", "reference"),
+        (workers, "RewardActor", "reward"),
+        (engines, "RolloutActor", Kind(calls, "engine")),
     ):
         monkeypatch.setattr(module, name, value)
     return calls
@@ -237,7 +240,7 @@ def test_the_key_of_a_service_is_not_printed(calls, monkeypatch):
     args.logger.wandb.key = "secret"
     monkeypatch.setattr(build, "strategy_of", lambda args: SimpleNamespace(print=printed.append))
     train(args)
-    assert printed[0].logger.wandb.key == "***" and printed[0].actor == args.actor
+    assert printed[0]["logger.wandb.key"] == "***" and printed[0]["train.seed"] == 9
     assert args.logger.wandb.key == "secret"
 
 
@@ -313,12 +316,11 @@ def test_ray_starts_as_openrlhf_starts_it(calls, monkeypatch, initialized, more)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_classes_of_a_run(ahead):
     more = " train.async_enable" * ahead
-    either = (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
     adapted = (workers.AdaptedPolicyActor, workers.AdaptedCriticActor, trainer.AdaptedPPOTrainerActor)
-    assert build.parts_of(arguments_of(f"algorithm=bapo_grpo{more}")) == (*adapted, dealing.DealtActorGroup, *either)
+    assert build.classes_of(arguments_of(f"algorithm=bapo_grpo{more}")) == (*adapted, dealing.DealtActorGroup)
     plain = ppo_trainer_async.PPOTrainerAsync if ahead else plain_trainer.RecordedPPOTrainerActor
     models = (workers.PlainPolicyActor, workers.PlainCriticActor, plain)
-    assert build.parts_of(arguments_of(more)) == (*models, launcher.RayActorGroup, *either)
+    assert build.classes_of(arguments_of(more)) == (*models, launcher.RayActorGroup)
 
 
 @pytest.mark.parametrize(

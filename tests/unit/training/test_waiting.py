@@ -49,7 +49,7 @@ class Driver:
         number = NUMBERS[name]
 
         def answer(*_, late=True):
-            home = waiting.Home(28 * "ab", "host", number)
+            home = 28 * "ab", "host", number
             return Ref(home, at=float("inf") if late and name in self.late else self.now)
 
         def call(function):  # an engine answers calls although vLLM's process does not
