@@ -18,7 +18,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
-from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.review import Review, review
+from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.record.run_record import PROBES
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, SampleOrigin, origins_of
@@ -50,10 +51,15 @@ class GradientProbe:
         if not due(step, self.args.run.gradient_probe):
             return {}
         self.state.phase, start = "probing gradients", time.perf_counter()
+        reference = self._reference_rows(step)
+        if len(reference) < 2:
+            text = "too few groups of the reference can be used, so the gradients of this step are not probed"
+            self.recorder.warn(step + 1, "probe", text)
+            return {}
         groups = {group.uid: (source, group) for source, group in reviewed.batch.with_sources()}
         [alignments] = ray.get(self.actor.async_run_method(
             method_name="probe_gradients",
-            reference=self._reference_rows(step),
+            reference=reference,
             groups=rows_by(experience, lambda origin: origin.group.uid),
             sources={uid: source for uid, (source, _) in groups.items()},
         ))  # fmt: skip
@@ -75,16 +81,18 @@ class GradientProbe:
         return cosines | {"timing/probe": time.perf_counter() - start}
 
     def _reference_rows(self, step: int) -> Mapping[Hashable, Sequence[Experience]]:
-        """The experience of the reference, in halves 0 and 1."""
+        """The experience of the reference, in halves 0 and 1. A half is missing if none of its groups can be used."""
         rng = np.random.default_rng([self.args.train.seed, step])
         places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
         prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
         with self.generator.rollout_weights.synced_to(step, next_rollout=step + 1):
             answers = self.generator.generate("probe", prompts, self.generate_kwargs)
-        generated = GeneratedStep.of([("fresh", answers, step)], first_uid=0, step=step)
-        origins = origins_of(Batch(fresh=generated.fresh), step)
-        reference = self.maker.finish(self.maker.forward(origins), range(len(origins)))
-        return rows_by(reference, lambda origin: origin.group.uid % 2)
+        ends = self.state.reward_range or UNIT
+        generated = GeneratedStep.of([("fresh", answers, step)], first_uid=0, step=step, reward_range=ends)
+        batch = Batch(fresh=generated.fresh)
+        passed = self.maker.forward(origins_of(batch, step))
+        kept = review(batch, passed.log_ratios, passed.sums, step, self.state.gap, since=step).kept
+        return rows_by(self.maker.finish(passed, kept), lambda origin: origin.group.uid % 2) if kept else {}
 
 
 def rows_by(batch: BatchExperience, key: Callable[[SampleOrigin], Hashable]) -> Mapping[Hashable, Sequence[Experience]]:

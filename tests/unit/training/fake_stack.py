@@ -234,6 +234,10 @@ class Worker:
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)
 
+    def probe_gradients(self, *, reference: dict, groups: dict, sources: dict) -> dict:
+        self.world.note("probe", reference)
+        return dict.fromkeys(("halves", *groups, *sources.values()), (0.5, 1.0))
+
     def expect_first_ratio(self, limit: float | None) -> None:
         self.world.note("first ratio", limit)
 
@@ -533,10 +537,6 @@ def answer(prompt: str, reward: float | None, mask: list[int]) -> Answers:
         np.arange(100, 101 + len(mask)), spans_of(np.array([0, *mask])), np.full(sum(mask), -1.0),
         math.nan if reward is None else float(np.float32(reward)), extras=EXTRAS | {"info": {}},
     )  # fmt: skip
-
-
-def generated_rows(answers: list[Answers], size: int, **changed: Any) -> list:
-    """These answers as groups for the record."""
     return Answers(Prompt(prompt, "label"), [response])
 
 
@@ -544,6 +544,10 @@ def in_groups(answers: list[Answers], size: int) -> list[Answers]:
     """So many answers in a row as those to one prompt."""
     rows = [answers[start : start + size] for start in range(0, len(answers), size)]
     return [Answers(row[0].prompt, [response for each in row for response in each.responses]) for row in rows]
+
+
+def generated_rows(answers: list[Answers], size: int, **changed: Any) -> list:
+    """These answers as groups for the record."""
     options = {"source": "fresh", "first_uid": 0, "usable": lambda one: one.usable, "reward_range": UNIT}
     return generated_groups(in_groups(answers, size), **options | changed)
 
