@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bapo_openrlhf.adapt.staleness import importance_summary
+from bapo_openrlhf.adapt.theory import importance_summary
 
 GAMMA = 0.1  # of LUFFY's policy shaping
 

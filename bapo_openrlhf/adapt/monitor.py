@@ -11,8 +11,7 @@ import numpy as np
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.shift import Gap, TokenSums, on_policy, shift
-from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP, importance_summary, sync_age
-from bapo_openrlhf.adapt.theory import bound_term, sampled_tv
+from bapo_openrlhf.adapt.theory import LOG_RATIO_CAP, bound_term, importance_summary, sampled_tv
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 

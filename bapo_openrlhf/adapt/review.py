@@ -1,14 +1,13 @@
 """The review of a batch: which of its groups are not trained on once their log-probs under today's policy are known."""
 
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap, TokenSums, group_shifts, on_policy, shift
-from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
+from bapo_openrlhf.adapt.theory import sampled_tv
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 
@@ -58,13 +57,17 @@ def review(
     if not groups:
         return Review(batch, kept=[], nonfinite=0, gap=gap, rollout_shift=0.0, shifts={}, distances={})
     sizes = [group.size for group in groups]
-    is_nonfinite = nonfinite(log_ratios, sizes)
-    nonfinite_uids = {group.uid for group in compress(groups, is_nonfinite)}
     uids = np.repeat([group.uid for group in groups], sizes)
-    from_current, is_finite = on_policy(groups, since), np.repeat(~is_nonfinite, sizes)
+    is_finite = ~np.isin(uids, uids[~np.isfinite(log_ratios)])
+    nonfinite_uids = set(uids[~is_finite].tolist())
+    from_current = on_policy(groups, since)
     gap = gap.measured(step, log_ratios[from_current & is_finite], sums.at(from_current & is_finite))
-    tv = group_tv(np.where(from_current, 0.0, log_ratios), sizes).tolist()
-    distances = {group: distance for group, distance in zip(groups, tv, strict=True) if group.uid not in nonfinite_uids}
+    of_groups = np.split(np.where(from_current, 0.0, log_ratios), np.cumsum(sizes)[:-1])
+    distances = {
+        group: sampled_tv(group_log_ratios)
+        for group, group_log_ratios in zip(groups, of_groups, strict=True)
+        if group.uid not in nonfinite_uids
+    }
     shifts: dict[Group, float] = {}
     rollout_shift = 0.0
     for source in SOURCES:

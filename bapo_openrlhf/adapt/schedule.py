@@ -4,8 +4,6 @@ Steps count from 0. The weights of step t are those after t updates. The rollout
 t - t mod v.
 """
 
-from dataclasses import dataclass
-
 ROUNDS = 4  # of generation in a step at most, with dynamic filtering: as in the paper's runs of DAPO (Fig. 9)
 
 
@@ -14,16 +12,17 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step > 0 and step % every == 0
 
 
-@dataclass(frozen=True)
-class RolloutSchedule:
-    """The phases of the rollout policy. `delay` is v, the steps between two syncs."""
+def rollout_step(step: int, delay: int) -> int:
+    """The step whose weights generate fresh groups in `step`. `delay` is v, the steps between two syncs.
 
-    delay: int
+    If it is `step` itself, the engines get the actor's weights before the rollouts that are generated in `step`.
+    """
+    return step - step % delay
 
-    def sync_due(self, step: int) -> bool:
-        """Whether the engines get the actor's weights before the rollouts that are generated in `step`."""
-        return step % self.delay == 0
 
-    def rollout_step(self, step: int) -> int:
-        """The step whose weights generate fresh groups in `step`."""
-        return step - step % self.delay
+def sync_age(weights_version: int, step: int, delay: int) -> int:
+    """Syncs of the rollout engines since the weights of `weights_version`: multiples of v in (weights_version, step].
+
+    It is 0 for groups of the engines' present weights, and for re-evaluated ones since the last sync. `delay` is v.
+    """
+    return step // delay - weights_version // delay

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP
-from bapo_openrlhf.adapt.theory import sampled_tv
+from bapo_openrlhf.adapt.theory import LOG_RATIO_CAP, sampled_tv
 
 # Tokens that a group borrows from the others of its source, so that few tokens do not decide by chance. The best number
 # is the variance of r^2 in a group over the variance between groups, both in units of the squared mean. In a run of

@@ -1,5 +1,8 @@
 """Theorem 3.2 for a batch: the constants K1, K2, K3 (Eq. 11-13), sampled TV distances, the terms of the bound.
 
+Sampled distances and importance ratios are made of log-ratios. The log-ratio of a response is log pi(y|x) -
+log alpha(y|x), summed over its tokens. pi is today's policy and alpha the one that generated the response.
+
 The theorem needs every reward in [0, 1] and TV distances that stay small (Eq. 9, 10). Logged at every step, these
 numbers show whether its conditions hold during training.
 """
@@ -7,6 +10,8 @@ numbers show whether its conditions hold during training.
 import math
 
 import numpy as np
+
+LOG_RATIO_CAP = 20.0  # because a response that is e^1000 times as likely today would make a mean infinite
 
 
 def stability_constant(variance: float, eps: float = 1e-6) -> float:
@@ -37,10 +42,27 @@ def sampled_tv(log_ratios: np.ndarray) -> float:
     """Sampled TV(pi(.|x), alpha(.|x)) over whole responses (Eq. 9, 10), in [0, 1].
 
     TV = E_{y ~ alpha} max(0, 1 - pi(y|x) / alpha(y|x)). The estimate is unbiased, and bounded for any ratio. It is the
-    mean over responses drawn from alpha, from log pi(y|x) - log alpha(y|x), summed over tokens, shape (N,), N > 0.
+    mean over N responses drawn from alpha, from their log-ratios, shape (N,), N > 0. Its standard deviation is up to
+    1 / (2 sqrt(N)).
     """
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     return float(np.mean(-np.expm1(np.minimum(log_ratios, 0.0))))
+
+
+def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:
+    """Mean, maximum and effective sample size of the importance ratios w = pi(y|x) / alpha(y|x) (rho of Eq. 3).
+
+    `mean` and `max` are those of min(w, e^20). `effective_share` is Kish's effective sample size as a share of N,
+    (sum w)^2 / (N sum w^2), in [1/N, 1], with w as it is. The log-ratios are finite, of shape (N,), N > 0.
+    """
+    log_ratios = np.asarray(log_ratios, dtype=np.float64)
+    ratios = np.exp(np.minimum(log_ratios, LOG_RATIO_CAP))
+    relative = np.exp(log_ratios - log_ratios.max())  # the share does not depend on the scale of the ratios
+    return {
+        "mean": float(ratios.mean()),
+        "max": float(ratios.max()),
+        "effective_share": float(relative.sum() ** 2 / (relative.size * (relative**2).sum())),
+    }
 
 
 def bound_term(surrogate: float, k: float, tv: float) -> float:

@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP
+from bapo_openrlhf.adapt.theory import LOG_RATIO_CAP
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.methods import BAPO

@@ -18,7 +18,8 @@ from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
-from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
+from bapo_openrlhf.adapt.review import review
+from bapo_openrlhf.adapt.shift import Gap, TokenSums
 from bapo_openrlhf.flags.config import AdaptConfig
 
 PERIOD = 5  # v and m
@@ -140,9 +141,9 @@ class Run:
         clock.lap("build_batch")
         trained = self.trained(batch, clock)
         log_ratios = self.world.rng.normal(0, 0.1, len(trained) * self.world.size)
+        sums = TokenSums.of(log_ratios[:, None], np.ones((len(log_ratios), 1), dtype=bool))
         clock.skip()
-        group_tv(log_ratios, self.world.size)
-        nonfinite(log_ratios, self.world.size)
+        review(batch, log_ratios, sums, step, Gap(), since=step)
         composition(batch, self.groups * self.world.size, len(again))
         replay_ages(batch, step, PERIOD, self.ledger.uses(batch.replayed))
         off_policy(batch, log_ratios, method.constants(), self.eps)

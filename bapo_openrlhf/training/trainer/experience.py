@@ -20,7 +20,6 @@ from bapo_openrlhf.adapt.corrections import second_moment_mask
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Response
 from bapo_openrlhf.adapt.monitor import SourceTokens
 from bapo_openrlhf.adapt.shift import TokenSums
-from bapo_openrlhf.adapt.staleness import nonfinite
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, Places
@@ -190,8 +189,8 @@ class ExperienceMaker:
         has_kl = has_penalty and (pulls or self.reference is not None)
         corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in origins)
         passed = self.forward(origins, policies=has_kl or corrects, with_reference=has_penalty and not pulls)
-        sizes = [group.size for group in groups]
-        kept = np.flatnonzero(np.repeat(~nonfinite(passed.log_ratios, sizes), sizes)).tolist()
+        uids = np.array([origin.group.uid for origin in origins])
+        kept = np.flatnonzero(~np.isin(uids, uids[~np.isfinite(passed.log_ratios)])).tolist()
         samples, origins = passed.at(kept)
         if not samples:
             return []

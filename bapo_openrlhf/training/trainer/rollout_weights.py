@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.adapt.schedule import rollout_step
 
 DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
 
@@ -41,6 +41,7 @@ class RolloutWeights:
     """The weights in the rollout engines, which may be older than the actor's. Only this class decides which these are.
 
     Args:
+        delay: v, the steps between two syncs.
         sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Each use then wakes their weights.
 
     Attributes:
@@ -49,8 +50,8 @@ class RolloutWeights:
         kept_version: The same of the weights that they have in host memory; None if they have none.
     """
 
-    def __init__(self, engines: Sequence[Any], actor: Any, schedule: RolloutSchedule, *, sleep: bool) -> None:
-        self.engines, self.actor, self.schedule, self.sleep = engines, actor, schedule, sleep
+    def __init__(self, engines: Sequence[Any], actor: Any, delay: int, *, sleep: bool) -> None:
+        self.engines, self.actor, self.delay, self.sleep = engines, actor, delay, sleep
         self.queue = RolloutQueue()
         self.weights_version, self.kept_version = 0, None
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
@@ -63,7 +64,7 @@ class RolloutWeights:
 
     def follow(self, step: int, *, early: bool) -> None:
         """Sync at multiples of v (Algorithm 1, lines 3-5), or early (`--adapt.max_shift_rollout`)."""
-        if self.schedule.sync_due(step) or early:
+        if rollout_step(step, self.delay) == step or early:
             self.sync(step)
 
     def sync(self, step: int) -> None:
@@ -90,7 +91,7 @@ class RolloutWeights:
         """During the block the engines hold today's weights, of `step`; afterwards what the next rollout needs."""
         self.queue.wait()
         version = self.weights_version
-        comes_back = version != step and not self.schedule.sync_due(next_rollout)
+        comes_back = version != step and rollout_step(next_rollout, self.delay) != next_rollout
         if comes_back and self.kept_version != version:
             self._call(self.engines, "keep_weights")
             self.kept_version = version
@@ -117,7 +118,7 @@ class RolloutWeights:
         schedule. A sync may have been early with `--adapt.max_shift_rollout`. The checkpoint has no weights of `step`
         itself.
         """
-        due_version = self.schedule.rollout_step(step)
+        due_version = rollout_step(step, self.delay)
         usable = version >= due_version if may_be_early else version == due_version
         if version == step or not usable:
             self.sync(step)

@@ -18,7 +18,6 @@ from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.review import Review
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
 from bapo_openrlhf.host import extends
@@ -52,8 +51,8 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.arithmetic = batch_arithmetic(args)
         self.method = adapt.make_method(self.arithmetic, args.train.seed, signal_between(args))
         self.prompts_dataloader = data = TrainingPrompts(self.prompts_dataloader)
-        schedule = RolloutSchedule(adapt.rollout_delay)
-        self.rollout_weights = RolloutWeights(self.vllm_engines, actor, schedule, sleep=args.vllm.enable_sleep)
+        delay, sleep = adapt.rollout_delay, args.vllm.enable_sleep
+        self.rollout_weights = RolloutWeights(self.vllm_engines, actor, delay, sleep=sleep)
         self.reward_model = RewardModel(args, self.reward_model_group, state=state, pad=pad)
         self.samples_generator = generator = Generator(
             self.calls, evaluation=self.eval_dataloader, fresh=fresh_of(self), method=self.method, state=state,

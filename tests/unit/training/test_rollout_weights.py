@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 from fake_stack import World
 
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
-
 
 def resuming(run: World, *, step: int, saved: int) -> World:
     """The world, once a run has resumed whose checkpoint of `step` has rollout weights of step `saved`."""
@@ -41,7 +39,7 @@ class TestResumeEngines:
         run = world()
         for step, again, evaluation in itertools.product(range(1, 13), (0, 1, 2, 3, 5), (0, 1, 3)):
             run.engines[0].weights, run.engines[0].kept = 0, None  # another process
-            run.trainer.rollout_weights.schedule = RolloutSchedule(delay)
+            run.trainer.rollout_weights.delay = delay
             run.trainer.rollout_weights.kept_version = None
             del run.events[:]
             saved, due = step - step % before, step - step % delay  # those of another v are not of Algorithm 1
