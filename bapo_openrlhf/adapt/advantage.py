@@ -24,21 +24,13 @@ class Estimator:
     critic: bool = False
 
 
-def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
-    """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group. float64 of shape (n,); 0 if all r are equal.
+def _standardised(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
+    """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group. 0 if all b are equal.
 
     var is the population variance (divided by G), because sigma in the theorem (Eq. 37) is the population standard
     deviation. OpenRLHF's own `group_norm` divides by the sample standard deviation + 1e-9. The two differ by the factor
-    sqrt((G - 1) / G). Rewards that differ only by rounding are equal (`rewards.without_rounding`).
-
-    Args:
-        rewards: Rewards r of the responses that are trained on, shape (n,).
-        baseline: Rewards b that they are compared with, shape (G,), or r itself (`Group.relative_to`).
+    sqrt((G - 1) / G).
     """
-    return relative_rewards("group_norm", rewards, baseline, eps)
-
-
-def _standardised(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
     # Rounding of the mean would otherwise give equal rewards a tiny advantage, divided by a tiny deviation.
     mean = baseline[0] if (baseline == baseline[0]).all() else baseline.mean()
     advantages: np.ndarray = (rewards - mean) / np.sqrt(((baseline - mean) ** 2).mean() + eps)
@@ -72,7 +64,17 @@ def relative_rewards(
 ) -> np.ndarray:
     """What an estimator makes of the rewards of one group: its advantages, before the KL penalty and any whitening.
 
-    An estimator that is not in ESTIMATORS is a ValueError. For rloo, the baseline contains the rewards.
+    Rewards that differ only by rounding are equal (`rewards.without_rounding`). An estimator that is not in ESTIMATORS
+    is a ValueError.
+
+    Args:
+        rewards: Rewards r of the responses that are trained on, shape (n,).
+        baseline: Rewards b that they are compared with, shape (G,), or r itself (`Group.relative_to`). For rloo, they
+            contain the rewards.
+        ends: The least and the greatest reward of the task.
+
+    Returns:
+        float64 of shape (n,).
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator is {estimator!r}; it must be one of {', '.join(ESTIMATORS)}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.advantage import relative_rewards
 from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.schedule import sync_age
 from bapo_openrlhf.adapt.shift import Gap, TokenSums, on_policy, shift
 from bapo_openrlhf.adapt.theory import LOG_RATIO_CAP, bound_term, importance_summary, sampled_tv
 from bapo_openrlhf.adapt.vocabulary import SOURCES
@@ -73,7 +74,7 @@ def off_policy(
         if not groups:
             continue
         advantages = np.concatenate([  # A_alpha(x, y) of Eq. 23: Eq. 2
-            group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float), eps)
+            relative_rewards("group_norm", np.array(group.rewards, float), np.array(group.baseline, float), eps)
             for group in groups
         ])  # fmt: skip
         log_ratio = log_ratios[start : start + len(advantages)]

@@ -11,7 +11,7 @@ from itertools import compress
 
 import numpy as np
 
-from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.advantage import relative_rewards
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.group import Group
@@ -102,6 +102,10 @@ class RolloutReplay(FilteredMethod):
         ends = np.cumsum([group.size for group in store])
         positions: dict[Group, list[int]] = {}
         for place in places.tolist():
+
+    def _advantages(self, group: Group) -> np.ndarray:
+        rewards, ends = np.array(group.generated), tuple(map(float, group.reward_range))
+        return relative_rewards("group_norm", rewards, rewards, self.eps, ends)
             number = int(np.searchsorted(ends, place, side="right"))
             positions.setdefault(store[number], []).append(place - int(ends[number]) + store[number].size)
         groups = [group.keep(group_positions, relative_to="generated") for group, group_positions in positions.items()]

@@ -19,9 +19,8 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from scipy.signal import lfilter
 
 from bapo_openrlhf.adapt.advantage import ESTIMATORS, length_adaptive_lambda, relative_rewards
-from bapo_openrlhf.adapt.critic import critic_leaves_less, explained_variance
+from bapo_openrlhf.adapt.critic import critic_leaves_less, explained_variance, vtrace
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.vtrace import vtrace
 
 
 class Discounts(NamedTuple):
@@ -186,7 +185,7 @@ def gae(
 def corrected_returns(
     values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, log_ratios: np.ndarray, discounts: Discounts
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by V-trace (`adapt.vtrace`). The log ratios are log pi_today - log alpha of each token, shape (1, A)."""
+    """The same by V-trace (`adapt.critic`). The log ratios are log pi_today - log alpha of each token, shape (1, A)."""
     numbers = values.double().numpy(), rewards.double().numpy(), log_ratios, mask.numpy()
     advantages, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
     if discounts.critic != discounts.actor:

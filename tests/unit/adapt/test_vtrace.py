@@ -14,7 +14,7 @@ cpu.install()
 import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from bapo_openrlhf.adapt.vtrace import vtrace  # noqa: E402
+from bapo_openrlhf.adapt.critic import vtrace  # noqa: E402
 
 DISCOUNTS = [(1.0, 1.0), (0.97, 1.0), (1.0, 0.9), (0.9, 0.8), (0.7, 0.0), (0.0, 0.5)]
 # A whole turn, padding on both sides, two turns, one token.

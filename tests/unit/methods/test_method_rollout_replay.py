@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction as F
 
 import numpy as np
@@ -53,6 +54,13 @@ class TestDraw:
         stored = [make_group([0, 0.5, 1]), make_group([0, 0.5, 1])]
         run(method, 0, stored)
         assert names(method.draw(6)[0]) == names(method.draw(99)[0]) == names(stored)
+
+
+def test_rewards_that_training_takes_as_equal_have_no_advantage(make_group):
+    """With rewards up to 100, 4e-6 is rounding."""
+    method = rollout_replay(group_size=2, filter="none")
+    run(method, 0, [replace(make_group([0.0, 4e-6]), reward_range=(F(0), F(100)))])
+    assert method.draw(2)[1].tolist() == [0.0, 0.0]
 
 
 def test_priorities_have_the_smoothing_of_the_run(make_group):
