@@ -20,7 +20,7 @@ from typing import Any
 from bapo_openrlhf import methods
 from bapo_openrlhf.adapt.advantage import ESTIMATORS
 from bapo_openrlhf.adapt.batch import Batch, fill, fitting
-from bapo_openrlhf.adapt.buffers import HardBuffer, HardPrompt, ReplayBuffer
+from bapo_openrlhf.adapt.buffers import CountedStore, HardBuffer, HardPrompt, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.metric import ADAPTED, ALL, CRITIC, Metric, declare
@@ -122,7 +122,7 @@ response, and A is the number of generated ones.
 """
 API = (
     *(Method, FilteredMethod, option, BAPO, Prompt, Response, Group, Batch, fill, fitting, has_signal),
-    *(HardBuffer, HardPrompt, ReplayBuffer, due, Interval, prompt_state, group_state, group_from_state),
+    *(CountedStore, HardBuffer, HardPrompt, ReplayBuffer, due, Interval, prompt_state, group_state, group_from_state),
     *(Metric, declare, try_method),
 )
 

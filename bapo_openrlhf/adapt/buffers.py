@@ -6,16 +6,70 @@ leaves, so that nothing is lost silently: entered == left + still here, at any t
 
 import itertools
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import Metric, declare
 from bapo_openrlhf.adapt.state import group_from_state, group_state, prompt_state
+
+Key = TypeVar("Key")
+Entry = TypeVar("Entry")
+
+
+class CountedStore(Generic[Key, Entry]):
+    """At most `capacity` entries, first in, first out, one entry a key.
+
+    A newer entry of a key replaces the older one and goes to the back. `counts` has what was `added` so far, and by
+    reason what has left: `replaced`, `evicted` because the store was full, and the reasons of a subclass. `KIND` is
+    what an error calls the store.
+
+    Raises:
+        ValueError: The capacity is below 1.
+    """
+
+    KIND: ClassVar[str]
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity} of the {self.KIND} must be at least 1")
+        self.capacity = capacity
+        self.counts: Counter[str] = Counter()
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        if not self._drop(key, "replaced") and len(self) == self.capacity:
+            self._drop_oldest()
+        self._entries[key] = entry
+        self.counts["added"] += 1
+
+    def _drop(self, key: Key, reason: str) -> bool:
+        if self._entries.pop(key, None) is None:
+            return False
+        self.counts[reason] += 1
+        return True
+
+    def _drop_oldest(self) -> None:
+        self._drop(next(iter(self._entries)), "evicted")
+
+    def _load(self, entries: Mapping[Key, Entry], counts: Mapping[str, int]) -> None:
+        self._entries, self.counts = OrderedDict(entries), Counter(counts)
+        while len(self) > self.capacity:
+            self._drop_oldest()
+        self.check()
+
+    def check(self) -> None:
+        """Raise RuntimeError unless everything that was added is still here or counted as gone."""
+        gone = self.counts.total() - self.counts["added"]
+        if self.counts["added"] != gone + len(self):
+            raise RuntimeError(f"{self.KIND} lost entries: {dict(self.counts)}, holds {len(self)}")
 
 
 @dataclass(frozen=True)
@@ -27,12 +81,13 @@ class HardPrompt:
     step: int
 
 
-class HardBuffer:
+class HardBuffer(CountedStore[str, HardPrompt]):
     """B_bad: at most `capacity` prompts with a failed group (mean <= c1), first in, first out, one entry a prompt.
 
     A newer failure of a stored prompt replaces its entry and goes to the back. A newer fresh group that does not fail
     changes nothing, because Algorithm 1 takes no prompt out for it: the next re-evaluation decides. A prompt that is
-    generated again stays here, but is not named a second time while it is in flight: between `send` and `back`.
+    generated again stays here, but is not named a second time while it is in flight: between `send` and `back`. The
+    `counts` are `added`, `replaced`, `evicted` and `removed`.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -43,37 +98,22 @@ class HardBuffer:
         buffer/hard_age_mean | trainer steps | Age of the hard buffer | B_bad | Mean time since a stored prompt last \
             failed. Missing if none is stored.
     """)
+    KIND = "hard buffer"
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity {capacity} of the hard buffer must be at least 1")
-        self.capacity = capacity
-        self.counts: Counter[str] = Counter()  # added = replaced + evicted + removed + len(self)
-        self._entries: OrderedDict[str, HardPrompt] = OrderedDict()
+        super().__init__(capacity)
         self._in_flight: dict[str, None] = {}  # prompt ids, in the order in which they were sent
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __contains__(self, prompt: Prompt) -> bool:
         return prompt.id in self._entries
 
     def add(self, group: Group) -> None:
         """Store the prompt of a failed group."""
-        if self._entries.pop(group.prompt.id, None) is not None:
-            self.counts["replaced"] += 1
-        elif len(self._entries) == self.capacity:
-            self._entries.popitem(last=False)
-            self.counts["evicted"] += 1
-        self._entries[group.prompt.id] = HardPrompt(group.prompt, group.mean, group.step)
-        self.counts["added"] += 1
+        self._put(group.prompt.id, HardPrompt(group.prompt, group.mean, group.step))
 
     def remove(self, prompt: Prompt) -> bool:
         """Take a prompt out. False if the buffer does not hold it. One that is in flight stays so until `back`."""
-        if self._entries.pop(prompt.id, None) is None:
-            return False
-        self.counts["removed"] += 1
-        return True
+        return self._drop(prompt.id, "removed")
 
     def postpone(self, prompt: Prompt) -> None:
         """Put a prompt last, if the buffer holds it."""
@@ -98,15 +138,10 @@ class HardBuffer:
         return [step - entry.step for entry in self._entries.values()]
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Its METRICS at trainer step `step`."""
+        """Its METRICS at trainer step `step`, after a `check`."""
+        self.check()
         age = {"buffer/hard_age_mean": float(np.mean(self.ages(step)))} if len(self) else {}
         return {"buffer/hard": len(self), **age}
-
-    def check(self) -> None:
-        """Raise RuntimeError unless everything that was added is still here or counted as gone."""
-        departures = self.counts["replaced"] + self.counts["evicted"] + self.counts["removed"]
-        if self.counts["added"] != departures + len(self):
-            raise RuntimeError(f"hard buffer lost entries: {dict(self.counts)}, holds {len(self)}")
 
     def state_dict(self) -> dict[str, Any]:
         """Entries in order and counters, as plain data."""
@@ -118,22 +153,18 @@ class HardBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. If the capacity is smaller than before, the oldest entries are evicted."""
-        self._entries.clear()
         self._in_flight = dict.fromkeys(state["in_flight"])
-        self.counts = Counter(state["counts"])
-        for item in state["entries"]:
-            prompt = Prompt(**item["prompt"])
-            self._entries[prompt.id] = HardPrompt(prompt, Fraction(item["mean"]), item["step"])
-        while len(self._entries) > self.capacity:
-            self._entries.popitem(last=False)
-            self.counts["evicted"] += 1
-        self.check()
+        entries = (
+            HardPrompt(Prompt(**item["prompt"]), Fraction(item["mean"]), item["step"]) for item in state["entries"]
+        )
+        self._load({entry.prompt.id: entry for entry in entries}, state["counts"])
 
 
-class ReplayBuffer:
+class ReplayBuffer(CountedStore[int, Group]):
     """B_high: at most `capacity` informative groups with their behaviour log-probs, first in, first out.
 
-    A group is kept for at most `max_age` trainer steps (3 in the paper). With None, groups never expire.
+    A group is kept for at most `max_age` trainer steps (3 in the paper). With None, groups never expire. The `counts`
+    are `added`, `evicted` and `expired`.
 
     Raises:
         ValueError: The capacity is below 1, or max_age is negative.
@@ -151,41 +182,31 @@ class ReplayBuffer:
             those under the reference model once they are computed.
     """)
 
+    KIND = "replay buffer"
+
     def __init__(self, capacity: int, max_age: int | None = None) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity {capacity} of the replay buffer must be at least 1")
+        super().__init__(capacity)
         if max_age is not None and max_age < 0:
             raise ValueError(f"max_age {max_age} of the replay buffer must not be negative")
-        self.capacity = capacity
         self.max_age = max_age
-        self.counts: Counter[str] = Counter()  # added = expired + evicted + len(self)
-        self._groups: deque[Group] = deque()
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     def __iter__(self) -> Iterator[Group]:
-        return iter(self._groups)
+        return iter(self._entries.values())
 
     def add(self, group: Group) -> None:
         """Store a group."""
-        if len(self._groups) == self.capacity:
-            self._groups.popleft()
-            self.counts["evicted"] += 1
-        self._groups.append(group)
-        self.counts["added"] += 1
+        self._put(group.uid, group)
 
     def remove(self, groups: Iterable[Group]) -> None:
         """Take groups out, if the buffer holds them. They count as evicted."""
-        uids, size = {group.uid for group in groups}, len(self)
-        self._groups = deque(group for group in self._groups if group.uid not in uids)
-        self.counts["evicted"] += size - len(self)
+        for group in list(groups):  # they may come from this buffer
+            self._drop(group.uid, "evicted")
 
     def expire(self, step: int) -> None:
         """Drop what is older than max_age at trainer step `step`."""
-        while self.max_age is not None and self._groups and step - self._groups[0].step > self.max_age:
-            self._groups.popleft()
-            self.counts["expired"] += 1
+        old = [group for group in self if self.max_age is not None and step - group.step > self.max_age]
+        for group in old:
+            self._drop(group.uid, "expired")
 
     def sample(
         self,
@@ -207,7 +228,7 @@ class ReplayBuffer:
         Raises:
             ValueError: A weight is negative or not finite.
         """
-        candidates, odds = [group for group in self._groups if accept(group)], None
+        candidates, odds = [group for group in self if accept(group)], None
         if priority is not None and candidates:
             weights = np.array([priority(group) for group in candidates], float)
             for group, weight in zip(candidates, weights, strict=True):
@@ -221,45 +242,36 @@ class ReplayBuffer:
 
     def ages(self, step: int) -> list[int]:
         """Trainer steps since each group was generated."""
-        return [step - group.step for group in self._groups]
+        return [step - group.step for group in self]
 
     @property
     def nbytes(self) -> int:
         """Bytes of stored tokens and log-probs."""
-        return sum(group.nbytes for group in self._groups)
+        return sum(group.nbytes for group in self)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Its METRICS at trainer step `step`. A buffer whose groups never expire has no count of them."""
+        """Its METRICS at trainer step `step`, after a `check`. If groups never expire, there is no count of them."""
+        self.check()
         numbers = {"buffer/replay": len(self), "buffer/replay_bytes": self.nbytes}
         for end in ("added", "evicted") if self.max_age is None else ("added", "evicted", "expired"):
             numbers[f"buffer/replay_{end}"] = self.counts[end]
         return numbers | ({"buffer/replay_age_mean": float(np.mean(self.ages(step)))} if len(self) else {})
 
-    def check(self) -> None:
-        """Raise RuntimeError unless everything that was added is still here or counted as gone."""
-        if self.counts["added"] != self.counts["expired"] + self.counts["evicted"] + len(self):
-            raise RuntimeError(f"replay buffer lost groups: {dict(self.counts)}, holds {len(self)}")
-
     def state_dict(self) -> dict[str, Any]:
         """Groups in order and counters, as plain data and arrays."""
-        return {"groups": [group_state(group) for group in self._groups], "counts": dict(self.counts)}
+        return {"groups": list(map(group_state, self)), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. If the capacity is smaller than before, the oldest groups are evicted."""
-        self.counts = Counter(state["counts"])
-        self._groups = deque(group_from_state(item) for item in state["groups"])
-        while len(self._groups) > self.capacity:
-            self._groups.popleft()
-            self.counts["evicted"] += 1
-        self.check()
+        self._load({group.uid: group for group in map(group_from_state, state["groups"])}, state["counts"])
 
 
 class ResponseCache:
     """The last responses of each prompt, at most `capacity`, as the groups that they were generated in.
 
-    The oldest group of a prompt may have lost its first responses. `counts` are numbers of responses: added = evicted +
-    self.responses. `responses` and `nbytes`, of tokens and sampled log-probs, are updated with every change, because
-    the cache may hold all prompts of the data.
+    The oldest group of a prompt may have lost its first responses. `counts` are numbers of responses: those `added` and
+    not `evicted` are here. `nbytes`, of tokens and sampled log-probs, is updated with every change, because the cache
+    may hold all prompts of the data.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""
@@ -273,7 +285,7 @@ class ResponseCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.counts: Counter[str] = Counter()
-        self.responses = self.nbytes = 0
+        self.nbytes = 0
         self._groups: dict[str, deque[Group]] = {}  # by prompt id, oldest first
 
     def __len__(self) -> int:
@@ -288,37 +300,38 @@ class ResponseCache:
 
     def add(self, group: Group) -> None:
         """Cache the responses of a group."""
-        self._groups.setdefault(group.prompt.id, deque()).append(group)
         self.counts["added"] += group.size
-        self._count(group)
-        self._evict(group.prompt.id)
+        self._put(group)
 
-    def _count(self, group: Group, sign: int = 1) -> None:
-        self.responses += sign * group.size
-        self.nbytes += sign * group.sampled_nbytes
-
-    def _evict(self, prompt_id: str) -> None:
-        groups = self._groups[prompt_id]
+    def _put(self, group: Group) -> None:
+        groups = self._groups.setdefault(group.prompt.id, deque())
+        groups.append(group)
+        self.nbytes += group.sampled_nbytes
         excess = sum(group.size for group in groups) - self.capacity
         while excess > 0:
             oldest = groups.popleft()
-            self._count(oldest, -1)
-            if oldest.size > excess:
+            evictions = oldest.responses[:excess]
+            if len(evictions) < oldest.size:
                 groups.appendleft(replace(oldest, responses=oldest.responses[excess:]))
-                self._count(groups[0])
-            evictions = min(oldest.size, excess)
-            self.counts["evicted"] += evictions
-            excess -= evictions
+            self.nbytes -= sum(response.sampled_nbytes for response in evictions)
+            self.counts["evicted"] += len(evictions)
+            excess -= len(evictions)
 
     def metrics(self) -> dict[str, float]:
         """Its METRICS."""
-        counts = {f"cache/{end}": self.counts[end] for end in ("added", "evicted")}
-        return {"cache/prompts": len(self), "cache/responses": self.responses, "cache/bytes": self.nbytes, **counts}
+        added, evicted = self.counts["added"], self.counts["evicted"]
+        return {
+            "cache/prompts": len(self),
+            "cache/responses": added - evicted,
+            "cache/bytes": self.nbytes,
+            "cache/added": added,
+            "cache/evicted": evicted,
+        }
 
     def check(self) -> None:
         """Raise RuntimeError unless every response that was added is still here or counted as gone. Reads them all."""
         count = sum(group.size for group in self)
-        if not self.counts["added"] - self.counts["evicted"] == self.responses == count:
+        if self.counts["added"] != self.counts["evicted"] + count:
             raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {count}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -329,11 +342,8 @@ class ResponseCache:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. If the capacity is smaller than before, the oldest responses are evicted."""
         self.counts = Counter(state["counts"])
-        self.responses = self.nbytes = 0
+        self.nbytes = 0
         self._groups = {}
         for group in map(group_from_state, state["groups"]):
-            self._groups.setdefault(group.prompt.id, deque()).append(group)
-            self._count(group)
-        for prompt_id in self._groups:
-            self._evict(prompt_id)
+            self._put(group)
         self.check()

@@ -6,7 +6,6 @@ have one prefix, as context (`Prompt.prefix`), so that only tokens of today's po
 prefix does not tell how hard its prompt is.
 """
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from bapo_openrlhf.adapt.buffers import CountedStore
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import Metric, declare
@@ -75,10 +75,11 @@ class Start:
     tokens: np.ndarray
 
 
-class Prefixes:
+class Prefixes(CountedStore[str, Start]):
     """The starts that wait, first in, first out, one for each prompt, and the share of each kind.
 
     A start is used once. A newer one replaces that of its prompt. `share` is the first share of each kind, in (0, 1).
+    The `counts` are `added`, `replaced`, `evicted` and `taken`.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare(
@@ -97,16 +98,13 @@ class Prefixes:
         optional=True,
     )
 
+    KIND = "store of prefixes"
+
     def __init__(self, capacity: int, share: Fraction, *, moves: bool = True) -> None:
-        self.capacity = capacity
+        super().__init__(capacity)
         self.shares = {kind: PrefixShare(share, helps=kind != "wrong", moves=moves) for kind in KINDS}
-        self.counts: Counter[str] = Counter()  # stored = replaced + evicted + taken + len(self)
-        self._starts: OrderedDict[str, Start] = OrderedDict()
         self._sent: list[tuple[Prompt, Kind]] = []  # generated again, and not back yet
         self._measured: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._starts)
 
     def store(self, groups: Iterable[Group], rng: np.random.Generator) -> None:
         """Store a drawn start of each group without a prefix: a best response if it mostly fails, or a worst one."""
@@ -120,16 +118,7 @@ class Prefixes:
             response = group.responses[places[rng.integers(len(places))]]
             if len(response.log_probs) > 1:
                 begin = response.action_spans[0][0]
-                self._put(Start(group.prompt, kind, response.token_ids[begin:].copy()))
-
-    def _put(self, start: Start) -> None:
-        if self._starts.pop(start.prompt.id, None) is not None:
-            self.counts["replaced"] += 1
-        elif len(self._starts) == self.capacity:
-            self._starts.popitem(last=False)
-            self.counts["evicted"] += 1
-        self._starts[start.prompt.id] = start
-        self.counts["stored"] += 1
+                self._put(group.prompt.id, Start(group.prompt, kind, response.token_ids[begin:].copy()))
 
     def take(
         self, count: int, never_right: Iterable[Prompt] = (), solutions: Mapping[str, np.ndarray] | None = None
@@ -138,8 +127,8 @@ class Prefixes:
 
         The latter begin with their worked solution (token ids by prompt id). One without a solution is left out.
         """
-        start_ids, solutions = set(self._starts), solutions or {}
-        starts = [self._starts.popitem(last=False)[1] for _ in range(min(count, len(self)))]
+        start_ids, solutions = set(self._entries), solutions or {}
+        starts = [self._entries.popitem(last=False)[1] for _ in range(min(count, len(self)))]
         self.counts["taken"] += len(starts)
         worked = [prompt for prompt in never_right if prompt.id in solutions and prompt.id not in start_ids]
         starts += [Start(prompt, "worked", solutions[prompt.id]) for prompt in worked[: count - len(starts)]]
@@ -172,23 +161,17 @@ class Prefixes:
         return [group for group in groups if has_signal(group)], [group for group in groups if not has_signal(group)]
 
     def metrics(self) -> dict[str, float]:
-        """Its METRICS."""
+        """Its METRICS, after a `check`."""
+        self.check()
         shares = {f"prefix/share_{kind}": float(steered.share) for kind, steered in self.shares.items()}
         return {"prefix/stored": len(self), **shares, **self._measured}
 
-    def check(self) -> None:
-        """Raise RuntimeError unless everything that was stored is still here or counted as gone."""
-        departures = self.counts["replaced"] + self.counts["evicted"] + self.counts["taken"]
-        if self.counts["stored"] != departures + len(self):
-            raise RuntimeError(f"prefixes lost starts: {dict(self.counts)}, holds {len(self)}")
-
     def state_dict(self) -> dict[str, Any]:
         """Starts in order, shares and counters, as plain data and arrays."""
-        self.check()
         return {
             "starts": [
                 {"prompt": prompt_state(start.prompt), "kind": start.kind, "tokens": start.tokens}
-                for start in self._starts.values()
+                for start in self._entries.values()
             ],
             "sent": [{"prompt": prompt_state(prompt), "kind": kind} for prompt, kind in self._sent],
             "shares": {kind: steered.state_dict() for kind, steered in self.shares.items()},
@@ -197,16 +180,11 @@ class Prefixes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. If the capacity is smaller than before, the oldest starts are evicted."""
-        self.counts = Counter(state["counts"])
         starts = (Start(Prompt(**item["prompt"]), item["kind"], item["tokens"]) for item in state["starts"])
-        self._starts = OrderedDict((start.prompt.id, start) for start in starts)
+        self._load({start.prompt.id: start for start in starts}, state["counts"])
         self._sent = [(Prompt(**item["prompt"]), item["kind"]) for item in state["sent"]]
         for kind, steered in self.shares.items():
             steered.load_state_dict(state["shares"][kind])
-        while len(self) > self.capacity:
-            self._starts.popitem(last=False)
-            self.counts["evicted"] += 1
-        self.check()
 
 
 def by_prefix(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:

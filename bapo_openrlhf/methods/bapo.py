@@ -7,7 +7,7 @@ advantages are made.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
@@ -43,7 +43,7 @@ class BAPO(FilteredMethod):
     SENTENCE = "Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty."
     USE = "Use it to reproduce the paper: the other methods are compared with it."
     SOURCE = "arXiv 2602.20722"
-    STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
+    STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay", "prefixes")
     METRICS = (
         ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS, *Prefixes.METRICS
     )  # fmt: skip
@@ -134,8 +134,6 @@ class BAPO(FilteredMethod):
         if self.prefixed:
             self.prefixes.store((*fresh, *plain_groups), self.rng)
 
-        self.hard.check()
-        self.replay.check()
         self.measured = {
             "groups/reevaluation_attempts": len(plain_groups),
             **self.hard.metrics(step),
@@ -144,16 +142,6 @@ class BAPO(FilteredMethod):
             **(self.prefixes.metrics() if self.prefixed else {}),
         }
         return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """As in `Method`. Without prefixes it has no state of them."""
-        return super().state_dict() | ({"prefixes": self.prefixes.state_dict()} if self.prefixed else {})
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
-        super().load_state_dict(state)
-        if "prefixes" in state:
-            self.prefixes.load_state_dict(state["prefixes"])
 
     def _review(self, reevaluated: Sequence[Group]) -> tuple[list[Group], list[Group], list[Group]]:
         x2: list[Group] = []

@@ -127,7 +127,6 @@ class AuthorsCode(FilteredMethod):
             if group.mean <= self.c1 or self.good(group):
                 self.replay.add(group)
                 self._evict()
-        self.replay.check()
         uids = {str(group.uid) for group in self.replay}
         self.again = {uid: means for uid, means in self.again.items() if uid in uids}
         self.measured = {

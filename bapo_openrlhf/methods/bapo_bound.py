@@ -46,7 +46,7 @@ class BoundBAPO(BAPO):
     SENTENCE = "BAPO that replays the groups with the largest terms of Theorem 3.2, by their measured TV distances."
     USE = "Use it to limit replay by how far the policy has moved, instead of by c2 and c3."
     SOURCE = "this project, after arXiv 2602.20722, Theorem 3.2"
-    STATE: ClassVar[tuple[str, ...]] = ("rng", "hard", "replay", "last", "sums")
+    STATE: ClassVar[tuple[str, ...]] = ("rng", "hard", "replay", "prefixes", "last", "sums")
     METRICS = (
         *(metric for metric in BAPO.METRICS if "threshold" not in metric.name),
         *declare("""

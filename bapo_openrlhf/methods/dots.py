@@ -143,7 +143,6 @@ class DOTS(FilteredMethod):
         )
         for group in fresh:  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)
-        self.replay.check()
         self.measured = {
             **self.replay.metrics(step),
             "prompts/known": len(self.predictor.counts),

@@ -97,7 +97,6 @@ class ExGRPO(FilteredMethod):
         self.places = math.floor(self.experience_share * self.capacity)
         self.started = False
         self.store: dict[str, StoredSuccess] = {}  # by prompt id
-        self.nbytes = 0  # bytes of the store, updated with every change: the store may hold all prompts of the data
         self.retired: set[str] = set()  # prompt ids
 
     def begin_step(self, step: int) -> list[Prompt]:
@@ -142,7 +141,7 @@ class ExGRPO(FilteredMethod):
             "experience/started": float(self.started),
             "experience/prompts": len(self.store),
             "experience/retired": len(self.retired),
-            "experience/bytes": self.nbytes,
+            "experience/bytes": sum(item.group.sampled_nbytes for item in self.store.values()),
             **({"experience/pass_rate": float(pass_rate)} if fresh else {}),
             **({"exchange/age_mean": float(np.mean(ages))} if ages else {}),
         }
@@ -153,24 +152,14 @@ class ExGRPO(FilteredMethod):
         name, right_ones = group.prompt.id, right_responses(group)
         if len(right_ones) == group.size:
             self.retired.add(name)
-            self.keep(name, None)
+            self.store.pop(name, None)
         elif right_ones and name not in self.retired:
             best = min(right_ones, key=entropy)
             entry = self.store.get(name)
             if entry and entropy(entry.group.responses[0]) <= entropy(best):  # also if `best` is the stored one
-                self.keep(name, replace(entry, solved=len(right_ones)))
+                self.store[name] = replace(entry, solved=len(right_ones))
             else:
-                self.keep(name, StoredSuccess(len(right_ones), replace(group, responses=(best,))))
-
-    def keep(self, name: str, entry: StoredSuccess | None) -> None:
-        """Store this as all that is known of the prompt. None takes the prompt out."""
-        old = self.store.get(name)
-        self.nbytes -= old.group.sampled_nbytes if old else 0
-        if entry:
-            self.store[name] = entry
-            self.nbytes += entry.group.sampled_nbytes
-        elif old:
-            del self.store[name]
+                self.store[name] = StoredSuccess(len(right_ones), replace(group, responses=(best,)))
 
     def state_dict(self) -> dict[str, Any]:
         """Store, retired prompts and generator state."""
@@ -180,10 +169,10 @@ class ExGRPO(FilteredMethod):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         super().load_state_dict(state)
-        self.store, self.nbytes, self.retired = {}, 0, set(state["retired"])
+        self.store, self.retired = {}, set(state["retired"])
         for item in state["store"]:
             group = group_from_state(item["group"])
-            self.keep(group.prompt.id, StoredSuccess(item["solved"], group))
+            self.store[group.prompt.id] = StoredSuccess(item["solved"], group)
 
 
 def right_responses(group: Group) -> list[Response]:

@@ -87,7 +87,6 @@ class Freshness(FilteredMethod):
         batch = fill(self.max_responses, fresh, keep, replay=replay)
         for group in compress(fresh, keep):  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)
-        self.replay.check()
         self.measured = self.replay.metrics(step)
         if ages := self.replay.ages(step):
             self.measured["freshness/stored_mean"] = float(np.exp(-np.array(ages) / self.tau).mean())

@@ -49,7 +49,7 @@ class ReLIFT(FilteredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.waiting: dict[str, Prompt] = {}  # by id, those that have waited longest first
+        self.waiting: dict[str, dict[str, Any]] = {}  # prompts by id, those that have waited longest first
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. A prompt that no response solves begins to wait."""
@@ -58,23 +58,12 @@ class ReLIFT(FilteredMethod):
         others = [group for group in fresh if group.uid not in uids]
         batch = fill(self.max_responses, others, self.keeps(others))
         batch.demonstration = unsolved
-        for group in unsolved:
-            self.waiting.setdefault(group.prompt.id, group.prompt)
+        self.waiting = self.waiting | {group.prompt.id: prompt_state(group.prompt) for group in unsolved}
         if len(self.waiting) >= self.finetune_batch:
             prompt_ids = list(islice(self.waiting, self.finetune_batch))
-            batch.fine_tuned = [self.waiting.pop(name) for name in prompt_ids]
+            batch.fine_tuned = [Prompt(**self.waiting.pop(name)) for name in prompt_ids]
         self.measured = {
             "demonstrations/unsolved": len(unsolved),
             "demonstrations/waiting": len(self.waiting),
         }
         return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Generator state, and the prompts that wait."""
-        return super().state_dict() | {"waiting": [prompt_state(prompt) for prompt in self.waiting.values()]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
-        super().load_state_dict(state)
-        prompts = [Prompt(**prompt) for prompt in state["waiting"]]
-        self.waiting = {prompt.id: prompt for prompt in prompts}

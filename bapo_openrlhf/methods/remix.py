@@ -77,7 +77,6 @@ class ReMix(FilteredMethod):
         )
         for group in compress(fresh, keep):  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)
-        self.replay.check()
         self.measured = {
             **self.replay.metrics(step),
             **({"mix/replayed_share": replayed / len(batch)} if len(batch) else {}),

@@ -83,7 +83,6 @@ class RolloutReplay(FilteredMethod):
         batch.replayed, magnitudes = self.draw(min(count, self.max_responses - batch.responses))
         for group in compress(fresh, keep):  # last: a step's own responses are not replayed in that same step
             self.replay.add(group)
-        self.replay.check()
         self.measured = self.replay.metrics(step)
         if len(magnitudes):
             self.measured["drawn/advantage"] = float(magnitudes.mean())

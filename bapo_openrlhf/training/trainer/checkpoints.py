@@ -24,7 +24,7 @@ from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.run_state import RunState
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 logger = init_logger(__name__)
 
 

@@ -10,7 +10,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.state import prompt_state, response_from_state, response_state
+from bapo_openrlhf.adapt.state import prompt_state, response_state
 
 
 def spans_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
@@ -92,7 +92,7 @@ class Answers:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Inverse of `state_dict`."""
-        return cls(Prompt(**state["prompt"]), list(map(response_from_state, state["responses"])))
+        return cls(Prompt(**state["prompt"]), [Response(**response) for response in state["responses"]])
 
 
 def sample_of(prompt: Prompt, response: Response) -> Experience:

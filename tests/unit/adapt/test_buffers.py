@@ -156,7 +156,7 @@ def test_metrics_by_hand(make_group):
 
 @pytest.mark.parametrize(("kind", "items", "message"), [
     (HardBuffer, "entries", "hard buffer lost entries"),
-    (ReplayBuffer, "groups", "replay buffer lost groups"),
+    (ReplayBuffer, "groups", "replay buffer lost entries"),
     (ResponseCache, "groups", "response cache lost responses"),
 ])  # fmt: skip
 class TestEveryBuffer:

@@ -134,7 +134,7 @@ def test_one_start_for_each_prompt_oldest_first_and_none_is_lost(data, make_grou
             prefixes.store([make_group(kind, prompt=name, response_tokens=tokens)], rng)
             if kind == 4:
                 continue
-            counts["stored"] += 1
+            counts["added"] += 1
             counts["replaced"] += name in [entry[0] for entry in waiting]
             waiting = [entry for entry in waiting if entry[0] != name] + [(name, tokens // 2)]
             counts["evicted"] += len(waiting) > capacity
@@ -165,16 +165,16 @@ def test_the_oldest_starts_leave_if_a_resume_has_room_for_fewer(make_group):
     prefixes.store([make_group(1, prompt=name) for name in "abc"], rng)
     smaller = Prefixes(2, F(1, 2))
     smaller.load_state_dict(prefixes.state_dict())
-    assert smaller.counts == Counter(stored=3, evicted=1)
+    assert smaller.counts == Counter(added=3, evicted=1)
     assert [prompt.text for prompt in smaller.take(3)] == ["b", "c"]
 
 
 def test_a_start_that_is_lost_is_found(make_group):
     prefixes = Prefixes(2, F(1, 2))
     prefixes.store([make_group(1)], RNG)
-    prefixes._starts.clear()
-    with pytest.raises(RuntimeError, match="lost"):
-        prefixes.state_dict()
+    prefixes._entries.clear()
+    with pytest.raises(RuntimeError, match="store of prefixes lost"):
+        prefixes.metrics()
 
 
 def test_a_prefix_changes_no_id():

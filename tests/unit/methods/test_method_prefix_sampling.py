@@ -87,7 +87,7 @@ def test_bapo_stores_what_it_would_without_groups_with_a_prefix(make_group, tmp_
     for step, rows in enumerate(stream):
         solutions = {make_group(0, prompt=name).prompt.id: np.arange(70, 80) for name in solved}
         method.solutions = solutions
-        before = {start.prompt.text for start in method.prefixes._starts.values()}
+        before = {start.prompt.text for start in method.prefixes._entries.values()}
         unsolved = {entry.prompt.text for entry in method.hard.oldest(9) if entry.mean == 0}
         again = groups_for(method, step, make_group, lambda n: int(draw.integers(0, G + 1)))
         plain = [group for group in again if not group.prompt.prefix]

@@ -154,9 +154,9 @@ def test_the_fresh_filter_is_the_configured_one(name, make_group):
 
 
 STATES = {
-    "bapo": "rng thresholds hard replay",
+    "bapo": "rng thresholds hard replay prefixes",
     "bapo_authors_code": "rng replay again thresholds",
-    "bapo_bound": "rng hard replay last sums",
+    "bapo_bound": "rng hard replay prefixes last sums",
     "mopps": "rng posteriors",
     "dots": "rng predictor replay",
     "exgrpo": "rng started store retired",
@@ -169,7 +169,7 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_the_state_of_a_method_keeps_its_format(name):
-    """Checkpoints of version 0.1 have states with this name, version and these keys."""
+    """Checkpoints of format 12 have states with this name, version and these keys."""
     method = AdaptConfig(method=name).make_method(BatchArithmetic(8, 32, 32, 128, {"actor": 1}, 8), seed=3)
     state = method.state_dict()
     assert (state["method"], state["version"]) == (name, 1)

@@ -334,7 +334,7 @@ class TestResume:
 
 class TestState:
     @pytest.mark.parametrize(("changed", "text"), [
-        ({"version": 12}, "format 12"),
+        ({"version": 11}, "format 11"),
         ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8"),
         ({"method": {"method": "other", "version": 1}}, "'other'.*'bapo'"),
     ])  # fmt: skip
