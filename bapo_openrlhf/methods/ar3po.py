@@ -15,26 +15,24 @@ from bapo_openrlhf.methods.stored_successes import StoredSuccesses
 
 @dataclass(eq=False, kw_only=True)
 class AR3PO(StoredSuccesses):
-    """Responses come in stages, and a prompt leaves as soon as one of its responses is right.
+    """Generates more responses for prompts that are not solved yet, and reuses a stored success if all fail.
 
-    In each stage, every prompt without a success gets G / `stages` responses. So a prompt has between G / `stages` and
-    G of them, and an easy one costs little. If all G fail and a success of the prompt is stored, one of them is
-    *reused*: it takes the place of the first response in mean and deviation of the advantages, which are over the group
-    as it is then. In the variant that the paper found better, no gradient goes through the stored response, so it is
-    not trained on. With `train_reused` it is.
+    Responses come in stages, and a prompt leaves as soon as one of its responses is right. In each stage, every prompt
+    without a success gets G / `stages` responses. So a prompt has between G / `stages` and G of them, and an easy one
+    costs little. If all G fail and a success of the prompt is stored, one of them is *reused*: it takes the place of
+    the first response in mean and deviation of the advantages, which are over the group as it is then. In the variant
+    that the paper found better, no gradient goes through the stored response, so it is not trained on. With
+    `train_reused` it is.
 
-    Deviations: groups with equal rewards are left out, also prompts whose first responses are all right, unless
-    `--adapt.filter none` is set. The number of stages, the bound of the store and the choice of the response that gives
-    way are not known from the sources: here they are 2, the last 8 successes, and the first response. A reused response
-    that is trained on keeps its stored log-probs; the authors compute them again with today's policy.
+    Deviations: the number of stages, the bound of the store and the choice of the response that gives way are not known
+    from the sources. Here they are 2, the last 8 successes, and the first response. A reused response that is trained
+    on keeps its stored log-probs; the authors compute them again with today's policy.
 
     Args:
         stages: S, from 1 to G, a divisor of G.
         train_reused: Whether a reused response is trained on.
     """
 
-    NAME = "ar3po"
-    SENTENCE = "Generates more responses for prompts that are not solved yet, and reuses a stored success if all fail."
     USE = "Use it if generating costs most, and easy and hard prompts are mixed."
     SOURCE = "arXiv 2509.25808"
     asynchronous = False  # the next stage needs the rewards of the one before

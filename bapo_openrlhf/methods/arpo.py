@@ -14,25 +14,22 @@ from bapo_openrlhf.methods.stored_successes import StoredSuccesses
 
 @dataclass(eq=False, kw_only=True)
 class ARPO(StoredSuccesses):
-    """A group has failed if the mean of its rewards and their standard deviation are low.
+    """Puts a stored success into a group whose responses all failed.
 
-    A stored success then replaces its first response, as in the authors' code. Mean and deviation of the advantages are
-    over the responses that the group then holds (*kept*).
+    A group has failed if the mean of its rewards and their standard deviation are low. A stored success then replaces
+    its first response, as in the authors' code. Mean and deviation of the advantages are over the responses that the
+    group then holds (*kept*).
 
-    Deviations: fresh groups with equal rewards are filtered, also those without a stored success. The authors train on
-    them with advantages of 0 (`--adapt.filter none` does so). A stored success keeps the log-probs of the policy that
-    generated it; the authors compute them again with today's policy, so that its ratio begins at 1. Their scripts clip
-    at 0.2 and 0.3 and have no KL term; these are OpenRLHF's flags. The thresholds are exact numbers. Whether a
-    group has failed is said by whole rewards here, and by the verifier's part of them in the authors' code. This layer
-    has nothing that is specific to agents (screenshots, tasks in an environment): a task is a prompt here. Only
-    responses of the current run are stored.
+    Deviations: a stored success keeps the log-probs of the policy that generated it; the authors compute them again
+    with today's policy, so that its ratio begins at 1. Their scripts clip at 0.2 and 0.3 and have no KL term; these are
+    OpenRLHF's flags. The thresholds are exact numbers. Whether a group has failed is said by whole rewards here, and by
+    the verifier's part of them in the authors' code. This layer has nothing that is specific to agents (screenshots,
+    tasks in an environment): a task is a prompt here. Only responses of the current run are stored.
 
     Args:
         std_below, mean_below: A group has failed if both its numbers are below these.
     """
 
-    NAME = "arpo"
-    SENTENCE = "Puts a stored success into a group whose responses all failed."
     USE = "Use it if rewards are rare, so that most groups fail as a whole."
     SOURCE = "arXiv 2505.16282"
 

@@ -26,10 +26,11 @@ C3 = Interval(Fraction(2, 8), Fraction(5, 8))
 
 @dataclass(eq=False, kw_only=True)
 class BAPO(FilteredMethod):
-    """Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's.
+    """Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty.
 
-    The fields have the symbols and defaults of Table 3, and the names of the --adapt flags. The mini-test of Sec. 5.2
-    sets c1 = 0 and c2 = c3 = 1/2: the same algorithm without thresholds to tune.
+    It is Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's. The fields have the
+    symbols and defaults of Table 3, and the names of the --adapt flags. The mini-test of Sec. 5.2 sets c1 = 0 and c2 =
+    c3 = 1/2: the same algorithm without thresholds to tune.
 
     With `prefix_share` above 0, a re-evaluation generates from a prefix for up to half of `max_reevaluated_prompts`, as
     `prefix_sampling` does it. A hard prompt without a right response begins with its worked solution, if the data has
@@ -39,8 +40,6 @@ class BAPO(FilteredMethod):
         prefix_share: First share of a stored response that is a prefix. 0 means that there are no prefixes.
     """
 
-    NAME = "bapo"
-    SENTENCE = "Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty."
     USE = "Use it to reproduce the paper: the other methods are compared with it."
     SOURCE = "arXiv 2602.20722"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay", "prefixes")

@@ -25,16 +25,16 @@ LEAST_STORED = 5  # groups that the store must hold before the thresholds move
 
 @dataclass(eq=False, kw_only=True)
 class AuthorsCode(FilteredMethod):
-    """BAPO as its authors' code has it. The differences to the paper are these.
+    """BAPO with the rules of its authors' public code where they are not those of the paper.
 
-    One store holds the hard groups (mean <= c1) and the good ones (c2 <= mean <= c3). A re-evaluated group is trained
-    on if its mean is above that of the stored group of its prompt. The stored group stays. Whether it is replayed
-    depends on the mean of its last four re-evaluations, if there are any, but it is replayed with the responses that it
-    was stored with. Age has no limit: their 3 steps only say which groups leave first, and the oldest do so anyway. If
-    the store is full, at most 8 good groups stay. X3 is drawn from all good groups. Then those whose re-evaluation is
-    in X2 are left out, and no others take their place, so their room in the batch stays empty. If no fresh group passes
-    the filter, all are in X1. X1 that is too large is cut at its end. X2 that is too large is cut to random responses,
-    which breaks groups.
+    The differences to the paper are these. One store holds the hard groups (mean <= c1) and the good ones (c2 <= mean
+    <= c3). A re-evaluated group is trained on if its mean is above that of the stored group of its prompt. The stored
+    group stays. Whether it is replayed depends on the mean of its last four re-evaluations, if there are any, but it is
+    replayed with the responses that it was stored with. Age has no limit: their 3 steps only say which groups leave
+    first, and the oldest do so anyway. If the store is full, at most 8 good groups stay. X3 is drawn from all good
+    groups. Then those whose re-evaluation is in X2 are left out, and no others take their place, so their room in the
+    batch stays empty. If no fresh group passes the filter, all are in X1. X1 that is too large is cut at its end. X2
+    that is too large is cut to random responses, which breaks groups.
 
     Not here: their gaussian and uniform filters (those of the paper are), prompts left out so that GPUs have equal
     numbers, and the old log-probs of X3, which they compute with the actor of the step that generated it. With
@@ -50,8 +50,6 @@ class AuthorsCode(FilteredMethod):
             stay at the low ends.
     """
 
-    NAME = "bapo_authors_code"
-    SENTENCE = "BAPO with the rules of its authors' public code where they are not those of the paper."
     USE = "Use it to compare with runs of that code."
     SOURCE = "waunx/BAPO_ICLR at 426b509"
     STATE = ("rng", "replay", "again", "thresholds")

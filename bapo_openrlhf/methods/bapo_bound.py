@@ -15,9 +15,10 @@ from bapo_openrlhf.methods.base import option
 
 @dataclass(eq=False, kw_only=True)
 class BoundBAPO(BAPO):
-    """BAPO that replays the groups with the largest terms of the bound. It has no c2 and c3.
+    """BAPO that replays the groups with the largest terms of Theorem 3.2, by their measured TV distances.
 
-    A term is taken at the policy that the step starts from, with sigma_g from the group's own rewards (Eq. 36):
+    It has no c2 and c3. A term is taken at the policy that the step starts from, with sigma_g from the group's own
+    rewards (Eq. 36):
 
         L_g = S_g - 2 K_g TV_g - 2 TV_g = -2 TV_g / sigma_g,    K_g = (1 - sigma_g) / sigma_g
         TV_g = min(1, d_g + max(0, D(a) - D(a_g)))
@@ -37,13 +38,8 @@ class BoundBAPO(BAPO):
 
     Args:
         least: Least term of a group that is replayed, at most 0. -inf means no limit.
-
-    Raises:
-        ValueError: `least` is above 0.
     """
 
-    NAME = "bapo_bound"
-    SENTENCE = "BAPO that replays the groups with the largest terms of Theorem 3.2, by their measured TV distances."
     USE = "Use it to limit replay by how far the policy has moved, instead of by c2 and c3."
     SOURCE = "this project, after arXiv 2602.20722, Theorem 3.2"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "hard", "replay", "prefixes", "last", "sums")

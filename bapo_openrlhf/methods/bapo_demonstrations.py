@@ -12,7 +12,7 @@ from bapo_openrlhf.methods.base import option
 
 @dataclass(eq=False, kw_only=True)
 class DemonstratingBAPO(bapo.BAPO):
-    """BAPO, and a demonstration for each hard prompt after K failed re-evaluations in a row.
+    """BAPO that shows a hard prompt its worked solution after several re-evaluations have failed.
 
     A re-evaluation fails if its group is still too hard (`unimproved`). The K-th group in a row that fails is in the
     state `demonstration`, and the batch trains on the worked solution of its prompt (X4), with LUFFY's loss
@@ -25,8 +25,6 @@ class DemonstratingBAPO(bapo.BAPO):
         failures: K, at least 1.
     """
 
-    NAME = "bapo_demonstrations"
-    SENTENCE = "BAPO that shows a hard prompt its worked solution after several re-evaluations have failed."
     USE = "Use it if the data has worked solutions, and many hard prompts never improve."
     SOURCE = "this project, after arXiv 2602.20722"
     demonstrates = True

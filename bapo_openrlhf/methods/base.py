@@ -29,8 +29,9 @@ class Method(ABC):
     the groups of the prompts that it names come to `build_batch(t + q)`.
 
     Attributes:
-        NAME: Name of the method in its state. "" stands for the name of the class.
-        SENTENCE, USE, SOURCE: What it does, when to use it and where it comes from, for `bapo-openrlhf methods`.
+        NAME: Name of the method in its state. "" stands for that of its file if it is built in, or of its class.
+        USE, SOURCE: When to use it and where it comes from, for `bapo-openrlhf methods`. What it does is the first line
+            of its docstring.
         VERSION: Format version of its state.
         STATE: Names of the attributes that make up its state. Each holds plain data, numpy arrays, a random generator,
             or an object with `state_dict` and `load_state_dict`.
@@ -48,7 +49,6 @@ class Method(ABC):
     """
 
     NAME: ClassVar[str] = ""
-    SENTENCE: ClassVar[str] = ""
     USE: ClassVar[str] = ""
     SOURCE: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
@@ -153,7 +153,8 @@ class Method(ABC):
                 setattr(self, name, state[name])
 
     def _name(self) -> str:
-        return self.NAME or type(self).__name__
+        package, _, file = type(self).__module__.rpartition(".")
+        return self.NAME or (file if package == __package__ else type(self).__name__)
 
 
 def are_positions(positions: Sequence[int], count: int, candidates: int) -> bool:

@@ -71,7 +71,7 @@ class LatestGroups(ReplayBuffer):
 
 @dataclass(eq=False, kw_only=True)
 class DOTS(FilteredMethod):
-    """Generates for prompts that should be of medium difficulty, and fills the rest of the batch with stored groups.
+    """Chooses prompts of medium difficulty, and fills half of the batch with stored groups.
 
     Of `candidates` times as many prompts as needed, some are drawn without replacement. Their probabilities are the
     softmax of -|p - 0.5| / temperature, where p is the predicted success probability. Their groups take `fresh_share`
@@ -86,9 +86,7 @@ class DOTS(FilteredMethod):
     predicted alike, and nothing is generated for reference. The authors' code draws from the whole data set for two
     steps at once. Here each step draws from its own candidates. Their code clips pi / alpha within prox / alpha times
     (1 +- eps), with the actor's log-probs for alpha. `--adapt.ratio decoupled` does so, but truncates prox / alpha at
-    5. Their code trains on every fresh group. Here those with equal rewards are left out unless `--adapt.filter none`
-    is set, because they have no group-relative advantage. p is the mean reward in both, but here each reward is first
-    clipped to [0, 1].
+    5. p is the mean reward in both, but here each reward is first clipped to [0, 1].
 
     Args:
         candidates: Prompts drawn from the data for each prompt that is generated for. The authors' code has no such
@@ -101,8 +99,6 @@ class DOTS(FilteredMethod):
             ones by it.
     """
 
-    NAME = "dots"
-    SENTENCE = "Chooses prompts of medium difficulty, and fills half of the batch with stored groups."
     USE = "Use it if generation takes most of the time and prompts come many times."
     SOURCE = "arXiv 2506.05316"
     STATE = ("rng", "predictor", "replay")

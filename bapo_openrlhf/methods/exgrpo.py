@@ -38,16 +38,16 @@ class StoredSuccess:
 
 @dataclass(eq=False, kw_only=True)
 class ExGRPO(FilteredMethod):
-    """GRPO on fresh groups, and on stored prompts that are generated again with one stored success among them.
+    """Generates again for prompts that were solved now and then, each time with a stored success.
 
-    A prompt with 1 to G - 1 right responses of G is stored with its right response of lowest entropy, in the bucket of
-    k, the number of right ones. A newer group moves the prompt to another bucket. A group without a right response
-    leaves it where it is, and one with G right responses retires it for good. In each step that re-evaluates, prompts
-    are drawn without replacement: first a bucket with weight N(k; G/2, 1), of any size, then one of its prompts
-    uniformly. They are generated again with today's policy, and the stored success replaces the first of the G new
-    responses. It keeps the log-probs and the `weights_version` of the policy that generated it. With this exchange, the
-    groups are X2 and update the store as fresh ones do. X2 keeps its places in the batch. Fresh groups beyond them are
-    cut.
+    It is GRPO on these groups and on fresh ones. A prompt with 1 to G - 1 right responses of G is stored with its right
+    response of lowest entropy, in the bucket of k, the number of right ones. A newer group moves the prompt to another
+    bucket. A group without a right response leaves it where it is, and one with G right responses retires it for good.
+    In each step that re-evaluates, prompts are drawn without replacement: first a bucket with weight N(k; G/2, 1), of
+    any size, then one of its prompts uniformly. They are generated again with today's policy, and the stored success
+    replaces the first of the G new responses. It keeps the log-probs and the `weights_version` of the policy that
+    generated it. With this exchange, the groups are X2 and update the store as fresh ones do. X2 keeps its places in
+    the batch. Fresh groups beyond them are cut.
 
     Prompts are stored from the first step on, by the authors only after the start. They are drawn after the first step
     in which more than `start_above` of the fresh responses are right (Pass@1).
@@ -70,8 +70,6 @@ class ExGRPO(FilteredMethod):
         start_above: Pass@1, within [0, 1], above which stored successes are used. 0 starts after the first one.
     """
 
-    NAME = "exgrpo"
-    SENTENCE = "Generates again for prompts that were solved now and then, each time with a stored success."
     USE = "Use it if the model solves many prompts only sometimes."
     SOURCE = "arXiv 2510.02245"
     asynchronous = False  # the success of a named prompt may be gone when its group comes

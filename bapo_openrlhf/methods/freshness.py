@@ -23,13 +23,13 @@ LEAST = 1e-8  # least priority in the authors' code
 
 @dataclass(eq=False, kw_only=True)
 class Freshness(FilteredMethod):
-    """Fresh groups, and in the room that is left stored ones, the more likely the newer and the better rewarded.
+    """Replays stored groups by their reward, and an old group less often than a new one.
 
-    A stored group has the priority (|r| + epsilon) exp(-age / tau), where |r| is the mean |reward| of its responses and
-    its age is the number of trainer steps since it was generated. Every draw computes all priorities again. Groups are
-    drawn without replacement, with weight priority^exponent. They are at most `replay_share` of the capacity. tau
-    matters only if the buffer holds groups about as old: with 32 new ones a step, 512 groups are at most 16 steps old,
-    and exp(-16 / 500) is 0.97.
+    Stored groups take the room that fresh ones leave. A stored group has the priority (|r| + epsilon) exp(-age / tau),
+    where |r| is the mean |reward| of its responses and its age is the number of trainer steps since it was generated.
+    Every draw computes all priorities again. Groups are drawn without replacement, with weight priority^exponent. They
+    are at most `replay_share` of the capacity. tau matters only if the buffer holds groups about as old: with 32 new
+    ones a step, 512 groups are at most 16 steps old, and exp(-16 / 500) is 0.97.
 
     Deviations: the authors draw single trajectories with replacement, so their |r| is no mean. They update on the fresh
     batch and then on a replayed one of the same size. Here both make one batch, so `--adapt.batch_size` should be twice
@@ -47,8 +47,6 @@ class Freshness(FilteredMethod):
         buffer_groups: Most groups stored, at least 1. Beyond them, the oldest leave.
     """
 
-    NAME = "freshness"
-    SENTENCE = "Replays stored groups by their reward, and an old group less often than a new one."
     USE = "Use it if a large buffer should be replayed although the policy changes fast."
     SOURCE = "arXiv 2604.16918"
     STATE = ("rng", "replay")

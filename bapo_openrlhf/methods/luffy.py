@@ -23,15 +23,12 @@ class LUFFY(FilteredMethod):
     A prompt without a solution also gets G - 1 responses, because their number is decided before anything is known of
     the prompt.
 
-    Deviations: mixed groups with equal rewards are filtered, unless `--adapt.filter none` is set. Nobody judges the
-    solution. One that is longer than a response may be is left out; the authors cut it. Their script subtracts the mean
-    and does not divide by the deviation (`--algo.advantage.estimator dr_grpo`), takes the clip from the policy's own
-    tokens (`--actor.eps_clip_low_high 1 100000000`), divides the summed loss of a batch by the greatest length of a
-    response, which is not here, and has no KL term.
+    Deviations: nobody judges the solution. One that is longer than a response may be is left out; the authors cut it.
+    Their script subtracts the mean and does not divide by the deviation (`--algo.advantage.estimator dr_grpo`), takes
+    the clip from the policy's own tokens (`--actor.eps_clip_low_high 1 100000000`), divides the summed loss of a batch
+    by the greatest length of a response, which is not here, and has no KL term.
     """
 
-    NAME = "luffy"
-    SENTENCE = "Gives each group a worked solution beside the policy's own responses."
     USE = "Use it if the data has worked solutions, and the model solves few prompts by itself."
     SOURCE = "arXiv 2504.14945"
     asynchronous = False  # a group of G - 1 responses comes in one stage of its own

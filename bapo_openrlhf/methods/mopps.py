@@ -17,7 +17,7 @@ from bapo_openrlhf.methods.base import FilteredMethod, option
 
 @dataclass(eq=False, kw_only=True)
 class MoPPS(FilteredMethod):
-    """Generates for the prompts whose success probability, drawn from a posterior, is nearest 0.5.
+    """Draws more prompts than it needs, and generates for those that should be solved half of the time.
 
     Each prompt's success probability has the posterior Beta(a, b). In each step one probability is drawn for each of
     `candidates` times as many prompts as needed (Thompson sampling), and the prompts with the least |draw - target| are
@@ -26,9 +26,7 @@ class MoPPS(FilteredMethod):
     Nothing is replayed, and no prompt is generated again.
 
     Deviations: the authors count right answers. Here rewards other than 0 and 1 are clipped to [0, 1] and added up to
-    s. Their scripts clip at 0.2 and 0.28 with a dual clip of 10; these are OpenRLHF's flags. They train on every group.
-    Here a group of equal rewards is left out unless `--adapt.filter none` is set, because it has no group-relative
-    advantage.
+    s. Their scripts clip at 0.2 and 0.28 with a dual clip of 10; these are OpenRLHF's flags.
 
     Args:
         candidates: Prompts drawn from the data for each prompt that is generated for. The authors' scripts use 8 for
@@ -39,8 +37,6 @@ class MoPPS(FilteredMethod):
         target: Success probability to aim at, within [0, 1].
     """
 
-    NAME = "mopps"
-    SENTENCE = "Draws more prompts than it needs, and generates for those that should be solved half of the time."
     USE = "Use it if the data has many prompts and most are solved always or never."
     SOURCE = "arXiv 2507.04632"
     STATE = ("rng", "posteriors")

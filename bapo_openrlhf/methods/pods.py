@@ -26,17 +26,14 @@ class PODS(FilteredMethod):
     learning-rate schedule counts full batches. With `--train.batch_size` as `--rollout.batch_size` times m, a batch is
     one optimizer step.
 
-    Deviations: groups with equal rewards are left out, unless `--adapt.filter none` is set. The authors divide by the
-    sample deviation + 1e-4, and Eq. 2 by the population deviation. Their loss is the mean over responses
-    (`--actor.loss_agg_mode seq-mean-token-mean`). They compare variances as float32, which may decide between equal
-    ones; here they are exact.
+    Deviations: the authors divide by the sample deviation + 1e-4, and Eq. 2 by the population deviation. Their loss is
+    the mean over responses (`--actor.loss_agg_mode seq-mean-token-mean`). They compare variances as float32, which may
+    decide between equal ones; here they are exact.
 
     Args:
         keep: m, from 2 to G, or 0.
     """
 
-    NAME = "pods"
-    SENTENCE = "Generates many responses to each prompt and trains on the few whose rewards differ most."
     USE = "Use it if an update costs much more than generating."
     SOURCE = "arXiv 2504.13818"
 

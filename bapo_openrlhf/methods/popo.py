@@ -17,7 +17,7 @@ from bapo_openrlhf.methods.base import FilteredMethod
 
 @dataclass(eq=False, kw_only=True)
 class POPO(FilteredMethod):
-    """Fresh groups with signal, and in the place of each other one the newest stored group.
+    """Fills the places of groups without signal with the most recent groups that had one.
 
     Groups whose rewards differ are stored, first in, first out. The room that fresh groups leave in the batch goes to
     stored groups of earlier steps, the one that was stored last first: how recent a group is stands for how near its
@@ -33,8 +33,6 @@ class POPO(FilteredMethod):
     OpenRLHF's, truncated at 5. Groups that the fresh filter dropped or that gave no rewards leave room in the same way.
     """
 
-    NAME = "popo"
-    SENTENCE = "Fills the places of groups without signal with the most recent groups that had one."
     USE = "Use it if many prompts are solved always or never and the policy moves slowly."
     SOURCE = "arXiv 2606.01281"
     STATE = ("rng", "replay")

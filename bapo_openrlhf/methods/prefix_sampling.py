@@ -13,11 +13,12 @@ from bapo_openrlhf.methods.base import FilteredMethod, option
 
 @dataclass(eq=False, kw_only=True)
 class PrefixSampling(FilteredMethod):
-    """Unbalanced fresh groups are trained on, and their prompts are generated again from a prefix in the next step.
+    """Generates for unbalanced prompts again from the beginning of a right or a wrong response of their own.
 
-    A group whose mean is above 0 and below 3/10 gives the beginning of a right response, and one whose mean is above
-    7/10 and below 1 that of a wrong one. The prefix is context: no loss, ratio or length has it. The share of the
-    response that it has moves by 0.05, so that the mean reward of such groups stays near 1/2 (`PrefixShare`).
+    Unbalanced fresh groups are trained on, and their prompts are generated again in the next step. A group whose mean
+    is above 0 and below 3/10 gives the beginning of a right response, and one whose mean is above 7/10 and below 1 that
+    of a wrong one. This prefix is context: no loss, ratio or length has it. The share of the response that it has moves
+    by 0.05, so that the mean reward of such groups stays near 1/2 (`PrefixShare`).
 
     The rule is that of arXiv 2605.05112, read in its authors' text of March 2026 (Baidu Qianfan), because of the paper
     only summaries could be had. arXiv 2601.18795 has several fixed lengths instead, between 40 % and 80 % of a right
@@ -35,8 +36,6 @@ class PrefixSampling(FilteredMethod):
         steered: Whether it moves.
     """
 
-    NAME = "prefix_sampling"
-    SENTENCE = "Generates for unbalanced prompts again from the beginning of a right or a wrong response of their own."
     USE = "Use it if most groups with a signal have one right or one wrong response."
     SOURCE = "arXiv 2605.05112"
     STATE = ("rng", "prefixes")

@@ -35,22 +35,23 @@ class KnownPrompt:
 
 @dataclass(eq=False, kw_only=True)
 class PromptReplay(FilteredMethod):
-    """Fresh groups, and groups of stored prompts that today's policy generates again. No response is replayed.
+    """Generates again for the prompts whose pass rate is near 1/2, with a cooldown and a number of uses.
 
-    A prompt is stored while its pass rate, the mean reward of its last group, is from `lowest` to `highest`. Each step
-    that re-evaluates names up to `replay_share` of the capacity: the prompts with the pass rate nearest 1/2, of these
-    the lower, then those with fewer uses. A prompt is not named while its last group is less than `cooldown` steps old
-    or the next one has not come, and at most `most_uses` times. The groups of named prompts are X2 and update pass
-    rates as fresh ones do. If a prompt gave no group, its cooldown begins again.
+    Today's policy generates for stored prompts, and no response is replayed. A prompt is stored while its pass rate,
+    the mean reward of its last group, is from `lowest` to `highest`. Each step that re-evaluates names up to
+    `replay_share` of the capacity: the prompts with the pass rate nearest 1/2, of these the lower, then those with
+    fewer uses. A prompt is not named while its last group is less than `cooldown` steps old or the next one has not
+    come, and at most `most_uses` times. The groups of named prompts are X2 and update pass rates as fresh ones do. If
+    a prompt gave no group, its cooldown begins again.
 
     The authors' setting is `--adapt.reevaluate_every 1 --adapt.rollout_delay 1`, with `--rollout.batch_size` 1 -
     `replay_share` of `--adapt.batch_size`.
 
-    Deviations: groups with equal rewards are not trained on. While too few prompts are stored, batches are smaller; the
-    authors fill them with fresh groups. A named prompt may also be a fresh one of the same step. With generation ahead
-    of training, the cooldown ends when a prompt is named; in their code, when its group is trained on. They also remove
-    prompts with a pass rate of 0.9 and more from the data. The paper's numbers are known here only from a summary: the
-    window, the cooldown, the uses (the code has 0.24 to 0.7, 5, 20), and a share of 3/4, but the code allows 1/2.
+    Deviations: while too few prompts are stored, batches are smaller; the authors fill them with fresh groups. A named
+    prompt may also be a fresh one of the same step. With generation ahead of training, the cooldown ends when a prompt
+    is named; in their code, when its group is trained on. They also remove prompts with a pass rate of 0.9 and more
+    from the data. The paper's numbers are known here only from a summary: the window, the cooldown, the uses (the code
+    has 0.24 to 0.7, 5, 20), and a share of 3/4, but the code allows 1/2.
 
     Args:
         replay_share: Greatest share of the capacity that is generated again, within [0, 1].
@@ -59,8 +60,6 @@ class PromptReplay(FilteredMethod):
         most_uses: How often a prompt is named at most. 0 stands for no limit.
     """
 
-    NAME = "prompt_replay"
-    SENTENCE = "Generates again for the prompts whose pass rate is near 1/2, with a cooldown and a number of uses."
     USE = "Use it if few prompts have signal and every response must come from today's policy."
     SOURCE = "arXiv 2603.21177"
     STATE = ("rng", "known")

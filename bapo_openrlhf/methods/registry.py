@@ -83,7 +83,7 @@ def file_hint(name: str) -> str:
 def overview() -> dict[str, tuple[str, ...]]:
     """Sentence, use and source by name: all methods, then the variants that are no value of --adapt.method."""
     kinds = {name: method_class(name) for name in METHODS}
-    rows = {name: (kind.SENTENCE, kind.USE, kind.SOURCE) for name, kind in kinds.items()}
+    rows = {name: ((kind.__doc__ or "").partition("\n")[0], kind.USE, kind.SOURCE) for name, kind in kinds.items()}
     return rows | _variants()
 
 

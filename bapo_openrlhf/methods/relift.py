@@ -18,23 +18,22 @@ from bapo_openrlhf.methods.base import FilteredMethod, option
 
 @dataclass(eq=False, kw_only=True)
 class ReLIFT(FilteredMethod):
-    """GRPO on fresh groups. The prompts that none of G responses solves wait for fine-tuning, if they have a solution.
+    """Fine-tunes on the worked solutions of prompts that no response solves, and trains on the others.
 
-    As soon as `finetune_batch` of them wait, the actor is fine-tuned on their worked solutions after the update of that
-    step, with the mean of -log pi over all their tokens. Then they have left. A prompt that fails again waits again.
+    The prompts that none of G responses solves wait for fine-tuning, if they have a solution. As soon as
+    `finetune_batch` of them wait, the actor is fine-tuned on their worked solutions after the update of that step, with
+    the mean of -log pi over all their tokens. Then they have left. A prompt that fails again waits again.
 
     Deviations: the prompts that have waited longest go first, and one that fails meanwhile waits only once. The
     authors' code fine-tunes with an Adam of its own. Here it is the actor's optimizer, with its learning rate of that
     step, in as many passes and steps as an update would make (`--train.max_epochs`, `--train.batch_size`). Their script
     adds an entropy bonus of 0.001 to the fine-tuning; there is none here. In the loss of the fresh groups it has what
-    LUFFY's script has. Fresh groups with equal rewards are filtered, unless `--adapt.filter none` is set.
+    LUFFY's script has.
 
     Args:
         finetune_batch: How many prompts are fine-tuned on together, at least 1. 128 in the paper.
     """
 
-    NAME = "relift"
-    SENTENCE = "Fine-tunes on the worked solutions of prompts that no response solves, and trains on the others."
     USE = "Use it if the data has worked solutions, and some prompts are never solved."
     SOURCE = "arXiv 2506.07527"
     demonstrates = True

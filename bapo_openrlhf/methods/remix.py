@@ -15,8 +15,9 @@ from bapo_openrlhf.methods.base import FilteredMethod, option
 
 @dataclass(eq=False, kw_only=True)
 class ReMix(FilteredMethod):
-    """The batches of the mix-policy gradient (Mix-PPG): a share p of earlier policies' groups, 1 - p of today's.
+    """Replays a fixed share of each batch from the last few steps.
 
+    These are the batches of the mix-policy gradient (Mix-PPG): a share p of earlier policies' groups, 1 - p of today's.
     The last `buffer_groups` fresh groups that the filter keeps are stored, and can be replayed in the next
     `replay_steps` steps. Replayed groups are drawn uniformly without replacement. A batch is as large as possible with
     at most the share p replayed. While too few groups are stored, fresh groups take their places. Otherwise fresh
@@ -43,8 +44,6 @@ class ReMix(FilteredMethod):
         buffer_groups: Most groups stored, at least 1. Beyond them, the oldest leave.
     """
 
-    NAME = "remix"
-    SENTENCE = "Replays a fixed share of each batch from the last few steps."
     USE = "Use it if generation takes most of the time: a fixed part of each batch needs none."
     SOURCE = "arXiv 2507.06892"
     STATE = ("rng", "replay")

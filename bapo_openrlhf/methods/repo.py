@@ -21,12 +21,13 @@ STRATEGIES = ("all", "random", "highest", "recent", "variance")
 
 @dataclass(eq=False, kw_only=True)
 class RePO(FilteredMethod):
-    """GRPO on fresh groups, J_on, plus GRPO on replayed ones, J_off: J = J_on + J_off.
+    """Adds to each fresh group a group of responses that were stored for the same prompt.
 
-    The last responses of each prompt are cached. If a prompt comes again as a fresh group and enough responses of it
-    are cached, G cached responses are trained on as well. They are a group of their own, in X3, so their advantages are
-    computed without the fresh ones (the paper's "split" estimation): (r - mean r_off) / std r_off. Fresh groups that
-    the filter keeps come first. Replayed groups take the room that is left, those with the highest reward variance.
+    It is GRPO on fresh groups, J_on, plus GRPO on replayed ones, J_off: J = J_on + J_off. The last responses of each
+    prompt are cached. If a prompt comes again as a fresh group and enough responses of it are cached, G cached
+    responses are trained on as well. They are a group of their own, in X3, so their advantages are computed without
+    the fresh ones (the paper's "split" estimation): (r - mean r_off) / std r_off. Fresh groups that the filter keeps
+    come first. Replayed groups take the room that is left, those with the highest reward variance.
 
     The responses of a replayed group may be from several steps. Its `step` and `weights_version` are those of its
     oldest response, so the group counts as off-policy and as old as that one. Each response keeps its own
@@ -34,13 +35,12 @@ class RePO(FilteredMethod):
     group in it.
 
     Deviations: k is G, because groups are whole (the paper's 8 on + 8 off). `all` replays the cached groups as they
-    were generated, each with its own advantages, but the authors normalise the whole cache at once. Fresh groups with
-    equal rewards are filtered, but the authors train on them with advantages of 0 (`--adapt.filter none` does so).
-    Replayed groups with equal rewards are always left out. Their loss is the mean over responses
-    (`--actor.loss_agg_mode seq-mean-token-mean`), with KL only for fresh ones, and without KL in their script. The
-    authors have no capacity. If `--adapt.batch_size` is twice `--rollout.batch_size`, one replayed group for each
-    prompt fits. A prompt that comes twice in a step is replayed once. Of equal rewards the newer responses are taken,
-    but the authors' code takes the older ones.
+    were generated, each with its own advantages, but the authors normalise the whole cache at once. Replayed groups
+    with equal rewards are always left out. Their loss is the mean over responses (`--actor.loss_agg_mode
+    seq-mean-token-mean`), with KL only for fresh ones, and without KL in their script. The authors have no capacity.
+    If `--adapt.batch_size` is twice `--rollout.batch_size`, one replayed group for each prompt fits. A prompt that
+    comes twice in a step is replayed once. Of equal rewards the newer responses are taken, but the authors' code takes
+    the older ones.
 
     The cache holds responses of every prompt of the data. The metric `cache/bytes` says how much that is.
 
@@ -59,8 +59,6 @@ class RePO(FilteredMethod):
             16), so with the default cache a prompt is replayed from its third time on.
     """
 
-    NAME = "repo"
-    SENTENCE = "Adds to each fresh group a group of responses that were stored for the same prompt."
     USE = "Use it if prompts come many times and there is memory for responses to all of them."
     SOURCE = "arXiv 2506.09340"
     STATE = ("rng", "cache")

@@ -23,13 +23,13 @@ EPSILON = 1e-6  # so that a response without advantage can still be drawn
 
 @dataclass(eq=False, kw_only=True)
 class RolloutReplay(FilteredMethod):
-    """The whole fresh batch, and single stored responses, drawn with weight (|A| + 1e-6)^exponent.
+    """Replays single responses, those with a large advantage more often, beside the whole fresh batch.
 
     A stored response keeps the advantage A of the group that it was generated in: mean and deviation are over all
-    responses of that group (*generated*), however few of them are drawn. Stored responses are drawn without replacement
-    and stay stored. There are `replay_share` of them for each fresh response of the batch. The responses of a step are
-    stored after its batch is made, so that none is replayed in its own step. They leave when they are more than
-    `oldest` steps old, or when the buffer is full.
+    responses of that group (*generated*), however few of them are drawn. Stored responses are drawn without
+    replacement with weight (|A| + 1e-6)^exponent, and stay stored. There are `replay_share` of them for each fresh
+    response of the batch. The responses of a step are stored after its batch is made, so that none is replayed in its
+    own step. They leave when they are more than `oldest` steps old, or when the buffer is full.
 
     The batch holds fresh responses first, so `--adapt.batch_size` should be 1 + `replay_share` of
     `--rollout.batch_size`.
@@ -46,8 +46,6 @@ class RolloutReplay(FilteredMethod):
         buffer_responses: Most responses stored, at least G.
     """
 
-    NAME = "rollout_replay"
-    SENTENCE = "Replays single responses, those with a large advantage more often, beside the whole fresh batch."
     USE = "Use it if few responses of a group teach something and the others only cost time."
     SOURCE = "arXiv 2606.04560"
     related_to_generated = True
@@ -93,19 +91,18 @@ class RolloutReplay(FilteredMethod):
         store = list(self.replay)
         if not store or count <= 0:
             return [], np.zeros(0)
-        rewards = [np.array(group.generated) for group in store]
-        advantages = np.abs(np.concatenate([group_relative_advantages(values, values, self.eps) for values in rewards]))
+        advantages = np.abs(np.concatenate([self._advantages(group) for group in store]))
         weights = (advantages + EPSILON) ** self.exponent
         count = min(count, len(weights))
         places = np.sort(self.rng.choice(len(weights), size=count, replace=False, p=weights / weights.sum()))
         ends = np.cumsum([group.size for group in store])
         positions: dict[Group, list[int]] = {}
         for place in places.tolist():
-
-    def _advantages(self, group: Group) -> np.ndarray:
-        rewards, ends = np.array(group.generated), tuple(map(float, group.reward_range))
-        return relative_rewards("group_norm", rewards, rewards, self.eps, ends)
             number = int(np.searchsorted(ends, place, side="right"))
             positions.setdefault(store[number], []).append(place - int(ends[number]) + store[number].size)
         groups = [group.keep(group_positions, relative_to="generated") for group, group_positions in positions.items()]
         return groups, advantages[places]
+
+    def _advantages(self, group: Group) -> np.ndarray:
+        rewards, ends = np.array(group.generated), tuple(map(float, group.reward_range))
+        return relative_rewards("group_norm", rewards, rewards, self.eps, ends)

@@ -94,7 +94,7 @@ def test_every_name_is_a_method_that_can_be_made(name):
     other = AdaptConfig(method=name).make_method(arithmetic, seed=4)
     before = pickle.dumps(other.state_dict())
     for change in ({"method": "another"}, {"method": None}, {"version": 0}, {"version": "1"}):
-        with pytest.raises(ValueError, match=f"expected '{kind.NAME}', version {kind.VERSION}"):
+        with pytest.raises(ValueError, match=f"expected '{name}', version {kind.VERSION}"):
             other.load_state_dict(method.state_dict() | change)
     assert pickle.dumps(other.state_dict()) == before
     other.load_state_dict(method.state_dict())
