@@ -86,24 +86,6 @@ def step_totals(total: int, train_batch: int) -> list[int]:
     return [min(total - start, train_batch) for start in range(0, total, train_batch)]
 
 
-def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train_batch: int) -> list[MicroBatch]:
-    """The micro-batches of one rank for one epoch, in order.
-
-    In each optimizer step but the last, a rank takes `train_batch / ranks` of its samples, so that the step holds
-    exactly `train_batch` samples, a multiple of ranks x size. In the last step it takes what is left. `total` are the
-    samples on all ranks, and `rank_samples` those of this one: total / ranks, rounded down or up.
-    """
-    plan = []
-    for step, samples in enumerate(step_totals(total, train_batch)):
-        least, more = divmod(samples, ranks)  # `more` ranks have one sample more than the others
-        parts = more * math.ceil((least + 1) / size) + (ranks - more) * math.ceil(least / size)
-        rest, count = rank_samples - step * train_batch // ranks, math.ceil((least + (more > 0)) / size)
-        for part in range(count):
-            part_samples = min(max(rest - part * size, 0), size)
-            plan.append(MicroBatch(part_samples, part + 1 == count, samples, parts))
-    return plan
-
-
 def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[list[int]]:
     """Positions of the samples of each micro-batch, so that none has more than `most` tokens (first-fit decreasing).
 
@@ -121,10 +103,17 @@ def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[
     return parts
 
 
-def token_plan(
+def micro_batch_parts(lengths: Sequence[int], size: int, most: int | None, *, padded: bool) -> list[list[int]]:
+    """Positions of the samples of each micro-batch: `size` samples, or by tokens if `most` is given."""
+    if most is None:
+        return in_parts(range(len(lengths)), size)
+    return parts_by_tokens(lengths, most, padded=padded)
+
+
+def micro_batch_plan(
     totals: Sequence[int], rank_sizes: Sequence[Sequence[int]], counts: Sequence[int], real: Sequence[int]
 ) -> list[MicroBatch]:
-    """The micro-batches of one rank for one epoch, in order, if they were made by tokens.
+    """The micro-batches of one rank for one epoch, in order.
 
     For each optimizer step, `totals` has the samples on all ranks, `rank_sizes` the samples of each micro-batch of this
     rank, `counts` the micro-batches of the rank that has most, and `real` those on all ranks, without fillers.

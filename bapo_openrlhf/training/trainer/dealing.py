@@ -18,7 +18,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
-from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
+from bapo_openrlhf.adapt.arithmetic import deal, in_step, micro_batch_parts
 from bapo_openrlhf.adapt.batch import Batch, Skipped, skipped
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
@@ -223,9 +223,6 @@ class DealtBatch:
 
 def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
     """The parts of each rank's share that pass a model together: a number of samples, or a number of tokens."""
-    limit = most_tokens(args, "rollout")
-    if limit is None:
-        return [in_parts(share, args.rollout.micro_batch_size) for share in dealt]
-    padded = not args.ds.packing_samples
-    parts = [parts_by_tokens([lengths[place] for place in share], limit, padded=padded) for share in dealt]
+    size, limit, padded = args.rollout.micro_batch_size, most_tokens(args, "rollout"), not args.ds.packing_samples
+    parts = [micro_batch_parts([lengths[place] for place in share], size, limit, padded=padded) for share in dealt]
     return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]

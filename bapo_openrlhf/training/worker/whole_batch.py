@@ -21,7 +21,7 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
+from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_parts, micro_batch_plan, step_totals
 from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.flags.sizes import most_tokens
 
@@ -76,25 +76,24 @@ class WholeBatchReplayBuffer:
         self.total = total
 
     def set_up(self, strategy: Any) -> None:
-        """Plan the micro-batches of the samples that are in the buffer now, by their number or by their tokens."""
+        """Plan the micro-batches of the samples that are in the buffer now, by their number or by their tokens.
+
+        An optimizer step but the last has `--train.batch_size` samples, a multiple of the ranks x the micro-batch.
+        """
         args, ranks = strategy.args, data_parallel_ranks(strategy)
         self.skips = args.adapt.skip_zero_advantage
-        limit = most_tokens(args, "train")
-        if limit is None:
-            size, window = self.sample_batch_size, args.train.batch_size
-            self.plan = micro_batch_plan(self.total, len(self.items), ranks, size, window)
-            return
-        window, samples = args.train.batch_size // ranks, long_and_short(self.items)
+        limit, size, padded = most_tokens(args, "train"), self.sample_batch_size, not self.packing_samples
+        window, samples = args.train.batch_size // ranks, self.items if limit is None else long_and_short(self.items)
         steps = [samples[start : start + window] for start in range(0, -(-self.total // ranks), window)]
         lengths = [[int(sample.total_length) for sample in step] for step in steps]
-        parts = [parts_by_tokens(step, limit, padded=not self.packing_samples) for step in lengths]
+        parts = [micro_batch_parts(step_lengths, size, limit, padded=padded) for step_lengths in lengths]
         counts = torch.tensor([len(step_parts) for step_parts in parts], device=torch.cuda.current_device())
         maxima, sums, group = counts.clone(), counts, strategy.ds_device_mesh["dp"].get_group()
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
         dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
         totals = step_totals(self.total, args.train.batch_size)
         sizes = [list(map(len, step_parts)) for step_parts in parts]
-        self.plan = token_plan(totals, sizes, maxima.tolist(), sums.tolist())
+        self.plan = micro_batch_plan(totals, sizes, maxima.tolist(), sums.tolist())
         self.items = [
             step[place] for step, step_parts in zip(steps, parts, strict=True) for part in step_parts for place in part
         ]

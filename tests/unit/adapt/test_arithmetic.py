@@ -50,58 +50,15 @@ def test_ranks_are_in_step_with_one_empty_part_at_most(samples, ranks, size):
         assert after == before or after == [*before, []]
 
 
-def shares(total: int, ranks: int) -> list[int]:
-    """Samples of each rank, dealt one by one."""
-    counts = [0] * ranks
-    for sample in range(total):
-        counts[sample % ranks] += 1
-    return counts
-
-
-def brute_force(total: int, ranks: int, size: int, train_batch: int) -> list[list[tuple[int, bool, int, int]]]:
-    """The plans of all ranks, from samples that are dealt one by one, an optimizer step's worth at a time."""
-    plans, left = [[] for _ in range(ranks)], total
-    while left:
-        taken = min(left, train_batch)
-        left -= taken
-        rows = []  # of each rank: sizes of its micro-batches in this step
-        for count in shares(taken, ranks):
-            row = []
-            while count:
-                row.append(min(count, size))
-                count -= row[-1]
-            rows.append(row)
-        real = sum(len(row) for row in rows)
-        longest = max(len(row) for row in rows)
-        for plan, row in zip(plans, rows, strict=True):
-            row += [0] * (longest - len(row))
-            plan.extend((samples, place + 1 == longest, taken, real) for place, samples in enumerate(row))
-    return plans
-
-
-@st.composite
-def batches(draw):
-    ranks, size = draw(st.integers(1, 9) | st.sampled_from([16, 33])), draw(st.integers(1, 5))
-    train_batch = ranks * size * draw(st.integers(1, 4))
-    total = draw(st.integers(0, 3 * train_batch + 2) | st.integers(0, ranks))
-    return total, ranks, size, train_batch
-
-
-@given(case=batches())
-@settings(max_examples=10 * settings.default.max_examples, derandomize=True, database=None)
-def test_the_micro_batches_of_all_ranks_together(case):
-    """The counts of a full batch, too: the rank with the most samples says how many micro-batches all take."""
-    total, ranks, size, train_batch = case
-    owns = shares(total, ranks)
-    plans = [arithmetic.micro_batch_plan(total, count, ranks, size, train_batch) for count in owns]
-    expected = brute_force(*case)
-    assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == expected
-    totals = [samples for _, closes, samples, _ in expected[0] if closes]
-    assert arithmetic.step_totals(total, train_batch) == totals
-    counts = BatchArithmetic(1, total, 64, train_batch, {"actor": ranks, "critic": 1}, size)
-    assert counts.optimizer_steps == len(totals)
-    assert counts.micro_batches() == len(range(0, max(owns), size))
-    assert counts.micro_batches("critic") == len(range(0, total, size))
+@given(samples=st.integers(0, 99), ranks=st.integers(1, 9), size=st.integers(1, 5), parts=st.integers(1, 4))
+@many
+def test_the_counts_of_a_full_batch(samples, ranks, size, parts):
+    """The rank with the most samples says how many micro-batches all take."""
+    window = ranks * size * parts
+    counts = BatchArithmetic(1, samples, 64, window, {"actor": ranks, "critic": 1}, size)
+    assert counts.optimizer_steps == len(range(0, samples, window))
+    assert counts.micro_batches() == max(len(range(0, len(hand), size)) for hand in deal([1] * samples, ranks))
+    assert counts.micro_batches("critic") == len(range(0, samples, size))
 
 
 class TestPartsByTokens:
@@ -135,6 +92,6 @@ class TestPartsByTokens:
         assert parts_by_tokens([5, 9, 2, 9, 1], 14, padded=False) == [[1, 0], [3, 2, 4]]
 
     def test_a_rank_with_fewer_micro_batches_gets_fillers(self):
-        plan = arithmetic.token_plan([8, 3], [[3, 1], [1]], [3, 2], [5, 3])
+        plan = arithmetic.micro_batch_plan([8, 3], [[3, 1], [1]], [3, 2], [5, 3])
         first = [MicroBatch(3, False, 8, 5), MicroBatch(1, False, 8, 5), MicroBatch(0, True, 8, 5)]
         assert plan == [*first, MicroBatch(1, False, 3, 3), MicroBatch(0, True, 3, 3)]

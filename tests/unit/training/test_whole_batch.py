@@ -5,6 +5,8 @@ OpenRLHF's ranks are threads here; their collectives meet at a barrier.
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from ranks import Ranks, arguments
@@ -37,6 +39,55 @@ def steps(buffer: WholeBatchReplayBuffer) -> list[list[list]]:
     return by_step(buffer.plan, [[items[place] for place in places] for places in parts])
 
 
+def shares(total: int, ranks: int) -> list[int]:
+    """Samples of each rank, dealt one by one."""
+    counts = [0] * ranks
+    for sample in range(total):
+        counts[sample % ranks] += 1
+    return counts
+
+
+def brute_force(total: int, ranks: int, size: int, train_batch: int) -> list[list[tuple[int, bool, int, int]]]:
+    """The plans of all ranks, from samples that are dealt one by one, an optimizer step's worth at a time."""
+    plans, left = [[] for _ in range(ranks)], total
+    while left:
+        taken = min(left, train_batch)
+        left -= taken
+        rows = []  # of each rank: sizes of its micro-batches in this step
+        for count in shares(taken, ranks):
+            row = []
+            while count:
+                row.append(min(count, size))
+                count -= row[-1]
+            rows.append(row)
+        real = sum(len(row) for row in rows)
+        longest = max(len(row) for row in rows)
+        for plan, row in zip(plans, rows, strict=True):
+            row += [0] * (longest - len(row))
+            plan.extend((samples, place + 1 == longest, taken, real) for place, samples in enumerate(row))
+    return plans
+
+
+@st.composite
+def batches(draw):
+    ranks, size = draw(st.integers(1, 9) | st.sampled_from([16, 33])), draw(st.integers(1, 5))
+    train_batch = ranks * size * draw(st.integers(1, 4))
+    total = draw(st.integers(0, 3 * train_batch + 2) | st.integers(0, ranks))
+    return total, ranks, size, train_batch
+
+
+@given(case=batches())
+@settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
+def test_the_micro_batches_of_all_ranks_together(case):
+    """They are of a fixed size, and the samples keep their order."""
+    total, ranks, size, train_batch = case
+    hands = [[sample(1) for _ in range(count)] for count in shares(total, ranks)]
+    buffers = planned(hands, arguments(train_batch), size)
+    plans = [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in buffer.plan] for buffer in buffers]
+    assert plans == brute_force(*case)
+    assert [list(map(id, buffer.items)) for buffer in buffers] == [list(map(id, hand)) for hand in hands]
+
+
 def test_a_plan_by_tokens_by_hand():
     """Two ranks, 4 samples a step, 5 and 4 samples: steps of 2 and 2 a rank, and of 1 and a filler."""
     a, b, c, d, e = map(sample, (2, 2, 6, 6, 9))
@@ -53,7 +104,8 @@ def test_a_plan_by_tokens_by_hand():
 @pytest.mark.parametrize("count", [4, 12, 24])
 def test_order_and_random_numbers_are_those_of_openrlhfs_loader(count):
     """If every micro-batch is whole, a run is the same as with OpenRLHF's own loader."""
-    samples = [Experience(sequences=torch.tensor([n]), attention_mask=torch.tensor([1])) for n in range(count)]
+    one = torch.tensor([1])
+    samples = [Experience(sequences=torch.tensor([n]), attention_mask=one, total_length=one) for n in range(count)]
     (buffer,) = planned([samples], arguments(8))
     buffer.filler = samples[0]
     openrlhf = NaiveReplayBuffer(4)
