@@ -49,18 +49,7 @@ def stand_ins() -> Iterator[None]:
         sys.modules.update(originals)
 
 
-def do_without() -> None:
-    """On GPUs: if flash-attn is missing, let this process import OpenRLHF."""
-    if is_missing():
-        set_up_worker()
-
-
-def of_workers() -> dict[str, str]:
-    """What the `runtime_env` of a Ray job needs so that its workers do the same."""
-    return {"worker_process_setup_hook": f"{__name__}.set_up_worker"} if is_missing() else {}
-
-
-def set_up_worker() -> None:
+def set_up() -> None:
     """Import the module with the stand-ins. The rest of its package is not imported, as vLLM's processes need none."""
     if IMPORTS_IT in sys.modules:
         return

@@ -3,7 +3,6 @@
 Everything else asks here. Nothing else imports `cpu/`, which replaces what a missing GPU takes.
 """
 
-import os
 from typing import Any
 
 from bapo_openrlhf import flash_attention
@@ -24,8 +23,8 @@ def set_up() -> None:
     prepare()
     if on_cpu():
         stack.install()
-    else:
-        flash_attention.do_without()
+    elif flash_attention.is_missing():
+        flash_attention.set_up()
 
 
 def without_flash_attention() -> bool:
@@ -35,7 +34,8 @@ def without_flash_attention() -> bool:
 
 def of_workers() -> dict[str, str]:
     """What the `runtime_env` of a run on GPUs needs so that its Ray workers can import OpenRLHF."""
-    return flash_attention.of_workers() if not on_cpu() else {}
+    hook = {"worker_process_setup_hook": f"{flash_attention.__name__}.set_up"}
+    return hook if without_flash_attention() else {}
 
 
 def own_ray(devices: int) -> dict[str, Any] | None:
@@ -72,4 +72,6 @@ def engine_settings(tensor_parallel_size: int, *, full_determinism: bool) -> dic
 
 def offline() -> str:
     """What an error about a model of the hub adds if the hub is not asked."""
-    return " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+    from huggingface_hub.constants import is_offline_mode
+
+    return " (HF_HUB_OFFLINE is set)" if is_offline_mode() else ""

@@ -134,9 +134,9 @@ def place(error: BaseException, function: Any = None) -> str:
         return f"{error.filename}:{error.lineno}"
     way = [(str(frame.f_globals.get("__name__")), f"{frame.f_code.co_filename}:{line}")
            for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
-    in_package = [line for module, line in way if module.startswith(_PREFIX)]
+    in_files = [line for module, line in way if module.startswith(_PREFIX)]
     lines = [definition(function)] if function else [line for module, line in way if module not in _LOADING]
-    return ["", *lines, *in_package][-1]
+    return ["", *lines, *in_files][-1]
 
 
 def definition(function: Any) -> str:

@@ -66,7 +66,7 @@ class SuccessCounts:
         return {"ids": self._ids, "rows": self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. Parameters are not part of the state: a resume may change them."""
+        """Inverse of `state_dict`. Parameters are not part of the state: the constructor gets them."""
         self._ids, self._counts = state["ids"], state["rows"]
 
 

@@ -8,16 +8,14 @@ import runpy
 
 import ray
 
-from bapo_openrlhf import flash_attention
+from bapo_openrlhf import machine
 from bapo_openrlhf.cpu import stack as cpu
 
 if __name__ == "__main__":
-    if cpu.active():
-        cpu.prepare_environment()
-        cpu.install()
+    machine.set_up()
+    if machine.on_cpu():
         ray.init(**cpu.ray_init_kwargs(4))
     else:
-        flash_attention.do_without()
-        start, of_workers = ray.init, flash_attention.of_workers()
+        start, of_workers = ray.init, machine.of_workers()
         ray.init = lambda runtime_env, **settings: start(runtime_env=runtime_env | of_workers, **settings)
     runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")

@@ -38,23 +38,16 @@ def test_stand_ins_are_gone_after_the_import(monkeypatch):
     assert sys.modules["flash_attn"] is real and not any(name in sys.modules for name in NAMES[1:])
 
 
-def test_without_flash_attn_openrlhf_imports(monkeypatch):
-    monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
-    flash_attention.do_without()
+def test_without_flash_attn_openrlhf_imports():
+    flash_attention.set_up()
     module = sys.modules[flash_attention.IMPORTS_IT]
     assert "openrlhf.models" not in sys.modules  # its package is large, and vLLM's processes need none of it
     assert module.get_ring_attn_group() is None  # the module is OpenRLHF's own
     with pytest.raises(RuntimeError, match=r"leave --ds\.packing_samples and --ds\.ring_attn_size out"):
         module.unpad_and_slice_tensor(torch.ones(1, 2), torch.ones(1, 2), None)
     assert not any(name in sys.modules for name in NAMES)
-    flash_attention.do_without()
+    flash_attention.set_up()
     assert sys.modules[flash_attention.IMPORTS_IT] is module
-
-
-def test_workers_of_the_job_do_the_same(monkeypatch):
-    monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
-    module, _, function = flash_attention.of_workers().pop("worker_process_setup_hook").rpartition(".")
-    assert getattr(importlib.import_module(module), function) is flash_attention.set_up_worker
 
 
 def test_what_runs_in_an_engine_needs_no_flash_attn():
@@ -71,15 +64,19 @@ def test_what_runs_in_an_engine_needs_no_flash_attn():
 @pytest.mark.parametrize(("package", "missing"), [("flash_attn_2_cuda", False), ("flash_attn", True)])
 def test_with_flash_attn_nothing_changes(monkeypatch, package, missing):
     """FLASH_ATTENTION_SKIP_CUDA_BUILD installs only `flash_attn`, which then fails to import."""
+    monkeypatch.setenv("BAPO_OPENRLHF_CPU", "0")
     monkeypatch.setattr(flash_attention, "find_spec", lambda name: name if name == package else None)
     assert flash_attention.is_missing() is missing
     if not missing:
-        flash_attention.do_without()
-        assert flash_attention.of_workers() == {} and flash_attention.IMPORTS_IT not in sys.modules
+        machine.set_up()
+        assert machine.of_workers() == {} and flash_attention.IMPORTS_IT not in sys.modules
 
 
 @pytest.mark.parametrize(("switch", "asked"), [("0", True), ("1", False)])
 def test_only_workers_on_gpus_are_asked_to(monkeypatch, switch, asked):
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", switch)
     monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
-    assert bool(machine.of_workers()) is asked
+    hook = machine.of_workers().get("worker_process_setup_hook", "")
+    module, _, function = hook.rpartition(".")
+    assert bool(hook) is asked
+    assert not hook or getattr(importlib.import_module(module), function) is flash_attention.set_up

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +140,7 @@ def _hub(part: str, source: Source) -> SourceRows:
     import datasets
     from huggingface_hub import constants
 
-    reason = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") != "0" else ""
+    reason = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else ""
     silent = not reason and not _answers(constants.ENDPOINT)
     try:
         # If the hub does not answer, only its cache is asked, because the libraries would try again for minutes.

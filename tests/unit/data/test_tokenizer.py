@@ -9,6 +9,7 @@ from multiprocessing import active_children
 
 import pytest
 
+from bapo_openrlhf import machine
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.data.tokenizer import Tokenizer, tokenizer_process
@@ -99,6 +100,12 @@ def test_a_run_on_the_cpu_does_not_ask_the_hub(check):
     )
     *_, last = done.stderr.decode().splitlines()
     assert "model; its tokenizer cannot be loaded (HF_HUB_OFFLINE is set): " in last and b"Retrying" not in done.stderr
+
+
+@pytest.mark.parametrize(("offline", "says"), [(True, " (HF_HUB_OFFLINE is set)"), (False, "")])
+def test_whether_the_hub_is_asked_is_what_its_library_understands(monkeypatch, offline, says):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    assert machine.offline() == says
 
 
 @pytest.mark.parametrize("text", ["1+1", "{} \\boxed{x}", "<image>?"])

@@ -446,7 +446,8 @@ def test_with_a_gpu_flash_attn_need_not_be_there(monkeypatch):
     """OpenRLHF is imported after this."""
     monkeypatch.setenv(cpu.SWITCH, "0")
 
-    monkeypatch.setattr(flash_attention, "do_without", lambda: 1 / 0)
+    monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
+    monkeypatch.setattr(flash_attention, "set_up", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         launch._train(None, Signals())
 

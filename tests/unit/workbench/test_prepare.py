@@ -335,11 +335,12 @@ def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(source_rows, "_answers", lambda endpoint: True)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "off")  # huggingface_hub takes it as it takes 0
     request = Preparation(out=tmp_path / "out", parts=("other", "train"))  # the fault may be of this data set only
-    with pytest.raises(ConfigError, match=r"someone/other .*Couldn't reach it.*--local other=PATH .*gold\)$"):
+    with pytest.raises(ConfigError, match=r"someone/other .*hub: .*Couldn't reach it.*--local other=PATH .*gold\)$"):
         prepare(TASK, request)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         prepare_other(tmp_path / "out")
 
@@ -352,10 +353,10 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
         offline.append((datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
         raise ConnectionError("Couldn't reach it")
 
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(source_rows, "getproxies", dict)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
