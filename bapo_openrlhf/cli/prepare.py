@@ -23,7 +23,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
     task = get_task(options.task)
     if task.configure is not None:
         task = task.configure(options.tasks, options.config)
-        [options.generate] = task.sizes or {}
+        if options.generate is None:
+            [options.generate] = task.sizes or {}
     elif options.tasks or options.config:
         raise ConfigError(f"--tasks and --config are only for reasoning_gym; the task is {task.name}")
     request = _request(task, options)

@@ -4,8 +4,7 @@
     3*5+7              a right answer, reward 1; any other answer has reward 0
 
 The answer is parsed and computed with exact fractions. It is never run as code. Problems are published or generated. A
-generated problem is solvable because it is made from its solution. The file imports little because it is also the
-reward file: OpenRLHF loads it by its path (`--reward.remote_url bapo_openrlhf/tasks/countdown.py`).
+generated problem is solvable because it is made from its solution.
 """
 
 import ast
@@ -193,22 +192,16 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
     """`n` different puzzles in random order. The part train takes the train split, and all others the test split.
 
     Raises:
-        ConfigError: The generator or part is unknown, n is below 1, or there are fewer than n puzzles.
+        ConfigError: There are fewer than n puzzles.
     """
-    mixes = GENERATORS.get(generator)
-    if mixes is None or part not in mixes:
-        names = ", ".join(f"{name}/{part}" for name, parts in GENERATORS.items() for part in parts)
-        raise ConfigError(f"generator and part are {generator}/{part}; they must be one of {names}")
-    if n < 1:
-        raise ConfigError(f"{generator}/{part}: the number of problems is {n}; it must be at least 1")
-    puzzles = []
-    for level, count in shares(n, mixes[part]).items():
+    mix, puzzles = GENERATORS[generator][part], []
+    for level, count in shares(n, mix).items():
         rng = random.Random(f"{seed}/{part}/{level}")
         of_level = _new_puzzles(rng, level, "train" if part == "train" else "test", count)
         if len(of_level) < count:
             raise ConfigError(
                 f"{generator}/{part}: the number of problems is {n}, {count} of them of level {level}, which has only "
-                f"{len(of_level)} different ones; it must be at most {int(len(of_level) / mixes[part][level])}"
+                f"{len(of_level)} different ones; it must be at most {int(len(of_level) / mix[level])}"
             )
         puzzles += of_level
     random.Random(f"{seed}/{part}").shuffle(puzzles)
@@ -291,14 +284,8 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     raise ExpressionError(f"{type(node).__name__} is not allowed")
 
 
-def verify(expression: str, numbers: Sequence[int], target: int) -> float:
-    """1.0 if the expression uses each source number exactly once and exactly equals the target, otherwise 0.0."""
-    value = _value_over(expression, numbers)
-    return float(value is not None and value == target)
-
-
-def _value_over(expression: str, numbers: Sequence[int]) -> Fraction | None:
-    """The value of an expression. None means that it is not an expression with exactly these numbers."""
+def value_over(expression: str, numbers: Sequence[int]) -> Fraction | None:
+    """The value of an expression that uses each number exactly once. None means that it is not such an expression."""
     try:
         value, operands = evaluate(expression)
     except ExpressionError:
@@ -370,8 +357,8 @@ def reward_func(
     for response, label in zip(texts_of(queries, prompts, responses), labels, strict=True):
         numbers, target = parse_problem(label)
         expression = answer(response)
-        value = None if expression is None else _value_over(expression, numbers)
-        rewards.append(float(value is not None and value == target))
+        value = None if expression is None else value_over(expression, numbers)
+        rewards.append(float(value == target))
         well_formed.append(float(value is not None))
     return verdict(rewards, well_formed=well_formed)
 

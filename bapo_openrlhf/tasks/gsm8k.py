@@ -3,8 +3,7 @@ r"""GSM8K: word problems of primary school with worked solutions (Cobbe et al., 
 A published answer is a solution with a calculation in each pair of << >>, and a last line such as "#### 1,200". The
 number is the label. A response has its final answer in \boxed{}.
 
-tasks/math.py judges the responses: `reward_func` and `answer`, which majority votes need, are its functions. This file
-is the reward file of a run (`--reward.remote_url bapo_openrlhf/tasks/gsm8k.py`).
+tasks/math.py judges the responses: `reward_func` and `answer`, which majority votes need, are its functions.
 """
 
 import dataclasses

@@ -3,9 +3,6 @@ r"""Mathematics with a final answer in \boxed{}: the paper's math runs (Section 
 math-verify compares the last box of a response with the label. It reads both as mathematics with sympy. This file
 prepares the texts for it; docs/tasks.md links to what that improves, and what is still judged wrongly. An answer in
 doubt is wrong, because a policy learns to write what is rewarded by mistake.
-
-The file imports little before it compares something, because it is also the reward file: OpenRLHF loads it by its path
-(`--reward.remote_url bapo_openrlhf/tasks/math.py`).
 """
 
 import logging

@@ -7,9 +7,6 @@ they depend on the order of a set.
 Some of the library's functions run what a model has written: they call `eval`, or sympy's `parse_expr`, which calls it.
 FENCES lets only answers through that can do no harm there. LITERALS are the modules whose `eval` is replaced by
 `ast.literal_eval`. Scores may lie between 0 and 1.
-
-The file is also the reward file: OpenRLHF loads it by its path (`--reward.remote_url
-bapo_openrlhf/tasks/reasoning_gym.py`).
 """
 
 import ast
@@ -387,10 +384,6 @@ def reward_func(
 _SOURCE = Source("the package reasoning-gym", ())
 
 
-def _no_rows(row: Mapping[str, Any]) -> Problem:
-    raise ConfigError("reasoning_gym has no published data; --tasks names what is generated")
-
-
 def task_of_kinds(tasks: str | None, config: Path | None) -> Task:
     """The task with the kinds that `--tasks` and `--config` name (`requested_kinds`), each also a benchmark."""
     if tasks is None and config is None:
@@ -416,7 +409,6 @@ TASK = Task(
     file=Path(__file__),
     train=Part("reasoning-gym", _SOURCE),
     benchmarks={},
-    problem=_no_rows,
     prompts={"tagged": tagged_prompt, "question": question_prompt},
     takes=takes,
     configure=task_of_kinds,

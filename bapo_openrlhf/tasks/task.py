@@ -1,7 +1,8 @@
 """The parts of a task: where its data is published, how a row becomes a problem, and how a response is judged.
 
-Each task is one file with its published data, its prompts, its reward function, and a `TASK` that names them. Nothing
-here needs torch, a network or a tokenizer.
+Each task is one file with its published data, its prompts, its reward function, and a `TASK` that names them. The file
+is also the reward file, which OpenRLHF loads by its path (`--reward.remote_url bapo_openrlhf/tasks/math.py`), so it
+imports little. Nothing here needs torch, a network or a tokenizer.
 """
 
 import re
@@ -65,10 +66,10 @@ class Task:
     """One task.
 
     Attributes:
-        file: The file of the task. It is also the reward file (`--reward.remote_url`).
+        file: The file of the task, which is also its reward file.
         benchmarks: The benchmarks by name, in the order of the paper's Table 1.
-        problem: Makes a Problem from a published row. It raises BadRow if that is impossible.
         prompts: Functions that make a prompt without chat markup, by name. The first is the default.
+        problem: Makes a Problem from a published row. It raises BadRow if that is impossible. None: no published data.
         generate: Makes problems from (generator, part, number, seed), for tasks that need no published data.
         sizes: The default number of generated problems by generator and part. It names the generators.
         configure: Makes the task from `--tasks` and `--config`, for a task that has no problems without them.
@@ -80,8 +81,8 @@ class Task:
     file: Path
     train: Part
     benchmarks: Mapping[str, Part]
-    problem: Callable[[Mapping[str, Any]], Problem]
     prompts: Mapping[str, Callable[[Problem], str]]
+    problem: Callable[[Mapping[str, Any]], Problem] | None = None
     generate: Callable[[str, str, int, int], Iterator[Problem]] | None = None
     sizes: Mapping[str, Mapping[str, int]] | None = None
     configure: Callable[[str | None, Path | None], "Task"] | None = None

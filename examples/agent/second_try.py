@@ -3,7 +3,7 @@
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
-from bapo_openrlhf.tasks.countdown import answer, parse_problem, verify
+from bapo_openrlhf.tasks.countdown import answer, parse_problem, value_over
 
 
 class AgentInstance(AgentInstanceBase):
@@ -13,7 +13,7 @@ class AgentInstance(AgentInstanceBase):
     async def step(self, states):
         self.tries += 1
         numbers, target = parse_problem(states["label"])
-        right = verify(answer(states["action_text"]) or "", numbers, target) == 1
+        right = value_over(answer(states["action_text"]) or "", numbers) == target
         done = right or self.tries == 2
         return {
             "rewards": torch.tensor(1 / self.tries if right else 0.0),

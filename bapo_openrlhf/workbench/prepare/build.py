@@ -79,6 +79,8 @@ def _check(task: Task, request: Preparation) -> None:
             raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(allowed) or 'none'}")
     if request.generator is not None and request.local:
         raise ConfigError(f"generator is {request.generator!r} and there are local copies; give only one of the two")
+    if request.generator is None and task.problem is None:
+        raise ConfigError(f"generator is None; {task.name} has {', '.join(task.sizes or {})}, and no published data")
 
 
 def read_manifest(out: Path, task: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_tokenizer_is_one_token_a_character_and_round_trips():
 def judge(pairs):
     """The level (by the count of numbers) of each (prompt, solution), and whether the solution is right."""
     for solution, numbers, target in parsed(pairs):
-        yield len(numbers), countdown.verify(solution, numbers, target)
+        yield len(numbers), countdown.value_over(solution, numbers) == target
 
 
 def parsed(pairs):

@@ -71,7 +71,7 @@ def reward(text):
     """The reward of a response. It must be a number for any text."""
     with nothing_runs():
         result = countdown.reward_func([PROMPT + text], [PROMPT], [LABEL])
-        direct = countdown.verify(text, NUMBERS, TARGET)
+        direct = float(countdown.value_over(text, NUMBERS) == TARGET)
     values = [result["rewards"].item(), result["scores"].item(), result["extra_logs"]["well_formed"].item(), direct]
     assert all(math.isfinite(value) and value in (0.0, 1.0) for value in values)
     assert result["rewards"].item() >= direct  # they differ only where a right answer stands before or within tokens

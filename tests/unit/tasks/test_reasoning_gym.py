@@ -367,5 +367,7 @@ def test_prepare_writes_rows_that_train_and_evaluate_read(tmp_path):
 def test_prepare_needs_names_and_refuses_them_for_other_tasks(capsys):
     assert cli.run(["prepare", "reasoning_gym"]) == 2
     assert "reasoning_gym needs --tasks NAME,... or --config FILE" in capsys.readouterr().err
+    assert cli.run(["prepare", "reasoning_gym", "--tasks", "gcd", "--generate", "magic"]) == 2
+    assert f"generator is 'magic'; reasoning_gym has reasoning-gym {task.VERSION}" in capsys.readouterr().err
     assert cli.run(["prepare", "countdown", "--tasks", "gcd"]) == 2
     assert "--tasks and --config are only for reasoning_gym; the task is countdown" in capsys.readouterr().err

@@ -314,6 +314,11 @@ def test_unknown_names(prepare_all, changes, says):
         prepare_all(**changes)
 
 
+def test_a_task_without_published_data_needs_a_generator(tmp_path):
+    with pytest.raises(ConfigError, match="generator is None; toy has counting, and no published data"):
+        prepare(replace(TASK, problem=None), Preparation(out=tmp_path))
+
+
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("none.jsonl", None, "other: local copy is .*none.jsonl"),
     ("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .parquet"),
