@@ -16,12 +16,11 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bapo_openrlhf.record.durable import discard, sync, write_atomically
-from bapo_openrlhf.record.state_file import CheckpointError, blake2b, read_document, write_document
+from bapo_openrlhf.record.state_file import CheckpointError, blake2b, os_errors, read_document, write_document
 
 ACTOR, CRITIC, ADAPT = "_actor", "_critic", "_adapt"
 MANIFEST = "manifest.json"
@@ -30,15 +29,6 @@ MARKER = "UNFINISHED"  # is there from `begin` to `complete`
 KIND = "bapo_openrlhf checkpoint"
 OF_A_RANK = "_optim_states.pt"  # the end of the name of DeepSpeed's file with the optimizer of one rank
 TAG = re.compile(r"(best_)?global_step([0-9]+)")
-
-
-@contextmanager
-def os_errors() -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{error.filename}: {error.strerror}") from error
 
 
 class CheckpointStore:
@@ -223,10 +213,7 @@ class CheckpointStore:
 
     def _size(self, path: str) -> int:
         self._refuse_links(path)
-        try:
-            status = os.lstat(self.path / path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CheckpointError(f"{self.path / path} is missing") from error
+        status = os.lstat(self.path / path)
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{self.path / path} is not a file")
         return status.st_size

@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or used. The message names the file and the problem."""
 
 
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that names the file."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{error.filename} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: {error.strerror}") from error
+
+
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write `state` to FOLDER/state.json and FOLDER/state.safetensors.
 
@@ -54,12 +66,13 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     write_atomically(folder / TENSORS_FILE, arrays)
 
 
+@os_errors()
 def load_state(folder: Path) -> dict[str, Any]:
     """Read what `save_state` wrote, with the same types and bits; a CheckpointError if a file is missing or damaged.
 
     Arrays are writable and in C order. Torch tensors are on the CPU and have no gradient. Only they import torch.
     """
-    structure, arrays = (_read(folder / name) for name in (JSON_FILE, TENSORS_FILE))
+    structure, arrays = ((folder / name).read_bytes() for name in (JSON_FILE, TENSORS_FILE))
     try:
         return _decoded(json.loads(structure), load_arrays(arrays))
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -76,9 +89,10 @@ def write_document(path: Path, kind: str, body: Mapping[str, Any]) -> None:
     write_atomically(path, text.replace(NO_DIGEST, blake2b(text).hexdigest().encode("ascii"), 1))
 
 
+@os_errors()
 def read_document(path: Path, kind: str) -> dict[str, Any]:
     """Read what `write_document` wrote; a CheckpointError if it is missing, damaged, or of another kind or format."""
-    raw = _read(path)
+    raw = path.read_bytes()
     try:
         document = json.loads(raw.decode("ascii"))
     except (ValueError, RecursionError) as error:
@@ -97,15 +111,6 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
     if blake2b(raw.replace(digest.encode("ascii"), NO_DIGEST, 1)).hexdigest() != digest:
         raise CheckpointError(f"{path} is damaged: its digest does not match its content")
     return document
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 # ── State and JSON ──

@@ -197,7 +197,7 @@ def test_files_that_cannot_be_read(tmp_path, name):
     with pytest.raises(CheckpointError, match=rf"{name} is missing"):
         load_state(tmp_path)
     (tmp_path / name).mkdir()
-    with pytest.raises(CheckpointError, match=rf"{name} cannot be read"):
+    with pytest.raises(CheckpointError, match=rf"{name}: Is a directory"):
         load_state(tmp_path)
 
 
