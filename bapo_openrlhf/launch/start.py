@@ -30,7 +30,6 @@ from bapo_openrlhf.launch.resume import (
 )
 from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.outcome import UNTRAINED, nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
 from bapo_openrlhf.record.state_file import CheckpointError
@@ -185,7 +184,7 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
-    if change := change_in_words(record.read_evaluations(folder)):
+    if change := record.change_in_words(record.read_evaluations(folder)):
         print(f"held-out: {change}", file=sys.stderr)
     how = "ended" if summary["nothing_trained"] else "finished"
     print(f"{how}: the model is in {args.ckpt.output_dir}; next: bapo-openrlhf report {folder}", file=sys.stderr)

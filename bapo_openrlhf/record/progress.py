@@ -23,8 +23,7 @@ from rich.progress import (
 from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.record.follow import Follower
-from bapo_openrlhf.record.held_out import scores_in_words
-from bapo_openrlhf.record.run_record import REWARD, read_evaluations, read_warnings
+from bapo_openrlhf.record.run_record import REWARD, read_evaluations, read_warnings, scores_in_words
 
 LOG = "train.log"
 _ERROR = re.compile(r"[\w.]+(?:Error|Exception): \S.*")  # the last line of a traceback of Python

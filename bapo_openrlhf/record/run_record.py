@@ -69,40 +69,13 @@ HIDDEN = "***"  # replaces a secret
 SECRETS = ("logger.wandb.key",)  # the values of these flags are not written
 
 
-class RunRecord:
-    """Appends lines to the files of a record. Lines of the step `resume_from` and of later ones are deleted first."""
-
-    def __init__(self, directory: str | os.PathLike, *, resume_from: int | None = None) -> None:
-        self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for name in BY_STEP:
-            path = self.directory / name
-            if path.exists():
-                kept = [row for row in read_rows(path, shapes.ROW) if resume_from is None or row["step"] < resume_from]
-                write_atomically(path, "".join(_line(plain(name, row)) for row in kept).encode())
-
-    def append(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics of one step, Python or numpy numbers by name."""
-        self.append_rows(METRICS, step, [metrics])
-
-    def append_rows(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows to a file in one write, so that other processes see whole lines, except possibly the last.
-
-        `name` is one of BY_STEP. docs/metrics.md describes the rows. An evaluation is made after the update of its
-        step. A row of it also has eval_failed, the number of prompts that were left out because a response had no
-        reward. A TypeError names the key of a value that JSON cannot hold.
-        """
-        append_rows(self.directory, name, step, rows)
-
-    def sync(self) -> None:
-        """Make all rows durable, so that a power cut does not take those of a step that a checkpoint holds."""
-        files = [self.directory / name for name in BY_STEP]
-        for path in (*filter(Path.exists, files), self.directory):
-            sync(path)
-
-
 def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """The same for a process that has no `RunRecord`."""
+    """Append rows to a file in one write, so that other processes see whole lines, except possibly the last.
+
+    `name` is one of BY_STEP. docs/metrics.md describes the rows, whose numbers may be numpy's. An evaluation is made
+    after the update of its step. A row of it also has eval_failed, the number of prompts that were left out because a
+    response had no reward. A TypeError names the key of a value that JSON cannot hold.
+    """
     lines = [
         _line({"step": int(step)} | {key: plain(key, value) for key, value in row.items() if key != "step"})
         for row in rows
@@ -110,6 +83,19 @@ def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterab
     if lines:
         with open(Path(directory) / name, "a", encoding="utf-8") as file:
             file.write("".join(lines))
+
+
+def cut_rows(directory: str | os.PathLike, step: int) -> None:
+    """Delete the rows of a step and of later ones from all files of BY_STEP, and a last line that is cut short."""
+    for path in filter(Path.exists, _files_by_step(directory)):
+        kept = [row for row in read_rows(path, shapes.ROW) if row["step"] < step]
+        write_atomically(path, "".join(_line(plain(path.name, row)) for row in kept).encode())
+
+
+def sync_rows(directory: str | os.PathLike) -> None:
+    """Make all rows durable, so that a power cut does not take those of a step that a checkpoint holds."""
+    for path in (*filter(Path.exists, _files_by_step(directory)), Path(directory)):
+        sync(path)
 
 
 class PromptStates:
@@ -156,8 +142,8 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
             "resumed": [*earlier.get("resumed", []), metadata["started"]],
             "changed": [*earlier.get("changed", []), *metadata.get("changed", [])],
         }
-        for name in BY_STEP:
-            read_rows(directory / name)  # the trainer reads them when everything has been loaded
+        for path in _files_by_step(directory):
+            read_rows(path)  # the trainer reads them when everything has been loaded
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
     _write(directory / RUN, metadata)
@@ -176,7 +162,7 @@ def now() -> str:
 
 def holds_run(directory: str | os.PathLike) -> bool:
     """Whether a folder has the record of a run that made a step, warned of something in one, or ended."""
-    files = [Path(directory) / name for name in (SUMMARY, *BY_STEP)]
+    files = [Path(directory) / SUMMARY, *_files_by_step(directory)]
     return any(file.is_file() and file.stat().st_size > 0 for file in files)
 
 
@@ -221,22 +207,22 @@ def read_metrics(directory: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def read_groups(directory: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the generated groups in the order of generation (see `RunRecord.append_rows`)."""
+    """Read the generated groups in the order of generation (see `append_rows`)."""
     return read_rows(Path(directory) / GROUPS)
 
 
 def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the sampled answers, oldest first (see `RunRecord.append_rows`)."""
+    """Read the sampled answers, oldest first (see `append_rows`)."""
     return read_rows(Path(directory) / ANSWERS)
 
 
 def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
+    """Read the evaluations during training, oldest first (see `append_rows`)."""
     return read_rows(Path(directory) / EVALUATIONS)
 
 
 def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the run's warnings, oldest first (see `RunRecord.append_rows`)."""
+    """Read the run's warnings, oldest first (see `append_rows`)."""
     return read_rows(Path(directory) / WARNINGS)
 
 
@@ -271,6 +257,26 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rollouts": int(totals[-1]) if totals else 0,
         "seconds": phase_seconds(rows),
     }
+
+
+def scores_in_words(evaluation: Mapping[str, Any]) -> str:
+    """One row of evaluations.jsonl. Empty if it has no score."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in shapes.scores(evaluation).items())
+
+
+def change_in_words(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """The last evaluation, and the first one on its data. Empty if none has a score."""
+    scored = [(row, scores) for row in evaluations if (scores := shapes.scores(row))]
+    if not scored:
+        return ""
+    last, end = scored[-1]
+    # A resume may change the data.
+    first, begin = next((row, scores) for row, scores in scored if scores.keys() & end.keys())
+    if first["step"] == last["step"]:
+        return f"{scores_in_words(last)} (step {last['step']})"
+    changes = [f"{name} {begin[name]:.3f} to {score:.3f}" if name in begin else f"{name} {score:.3f}"
+               for name, score in end.items()]  # fmt: skip
+    return f"{', '.join(changes)} (steps {first['step']} to {last['step']})"
 
 
 def phase_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -344,6 +350,10 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def _files_by_step(directory: str | os.PathLike) -> list[Path]:
+    return [Path(directory) / name for name in BY_STEP]
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -1,12 +1,12 @@
 """What stands in the files of a record. A file in which something else stands is damaged, and must not be believed."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bapo_openrlhf.record.held_out import scores
-
 Check = Callable[[Any], bool]
 LARGEST = 1e300  # of the numbers in a record, so that they can be added up
+PASS1 = re.compile(r"eval_(.+)_pass1")  # OpenRLHF's name of the mean reward of all answers to a data set
 
 
 def whole(value: Any) -> bool:
@@ -77,6 +77,11 @@ WARNING = fields({"step": whole, "kind": text, "text": text}, required=("step", 
 def numbers(row: Any) -> bool:
     """Whether a row has a step, and numbers under names with a slash. Others are OpenRLHF's or a reward function's."""
     return ROW(row) and all(number(value) for name, value in row.items() if "/" in name)
+
+
+def scores(row: Mapping[str, Any]) -> dict[str, float]:
+    """The mean reward of each data set in a row of evaluations.jsonl."""
+    return {match[1]: value for name, value in row.items() if (match := PASS1.fullmatch(name)) and value is not None}
 
 
 def evaluation(row: Any) -> bool:

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES, shown_sources
 from bapo_openrlhf.record.follow import RECENT, Seen
-from bapo_openrlhf.record.held_out import change_in_words
-from bapo_openrlhf.record.run_record import ANSWERS, REWARD, end_means, phase_seconds
+from bapo_openrlhf.record.run_record import ANSWERS, REWARD, change_in_words, end_means, phase_seconds
 from bapo_openrlhf.workbench.findings import staleness_findings
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, printable, size, smooth

@@ -39,8 +39,8 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import serving
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.start import shared_ray
-from bapo_openrlhf.record.held_out import scores
 from bapo_openrlhf.record.run_record import read_evaluations
+from bapo_openrlhf.record.shapes import scores
 
 CONFIG = Path(__file__).parents[2] / "configs" / "smollm2" / "train.yaml"
 ARMS = {"grpo": "GRPO", "bapo_grpo": "BAPO-GRPO", "ba_ppo": "BA-PPO"}

@@ -184,6 +184,7 @@ class Trainer:
         config = AdaptConfig(method="bapo", rollout_delay=DELAY, reevaluate_every=DELAY)
         arithmetic = BatchArithmetic(SIZE, groups, groups, groups * SIZE, {"actor": ranks}, micro)
         self.method, self.ledger = config.make_method(arithmetic, seed=0), Ledger()
+        (folder / name).mkdir(parents=True, exist_ok=True)
         self.recorder = StepRecorder(folder=folder / name, tokenizer=None, answer_chars=0)
 
     def take_step(self) -> dict[str, float]:

@@ -56,19 +56,18 @@ def write_run(
               "adapt.skip_zero_advantage": any("skip_two_updates" in word for word in run.words)}  # fmt: skip
     facts = {"name": run.name, "algorithm": "made", "seed": run.seed, "started": "now", "total_steps": STEPS}
     record.begin_run(run.folder, {**facts, **MADE, **about, "config": config})
-    rows = record.RunRecord(run.folder)
     for step in range(1, STEPS + 1):
-        rows.append(step, {
+        record.append_rows(run.folder, record.METRICS, step, [{
             "rollouts/step": OF_STEP, "rollouts/total": OF_STEP * step, "tokens/generated_total": 500 * step,
             "tokens/trained": trained, "tokens/trained_total": trained * step, "responses/trained": OF_STEP,
             "timing/generation": 0.01 * OF_STEP, "timing/step_total": 0.01 * OF_STEP + update,
             "actor_grad_norm": 0.5 if step % 2 else norm, "ppo_clip_ratio": 0.25,
             **({"value/explained_variance": explained[step - 1]} if explained else {}),
             **(metrics(step) if metrics else {}),
-        })  # fmt: skip
-        rows.append_rows(record.GROUPS, step, [
+        }])  # fmt: skip
+        record.append_rows(run.folder, record.GROUPS, step, [
             {"uid": 3 * step + n, "prompt": f"p{n}", "source": "fresh", "state": state, "mean": mean, "responses": 8,
              "tokens": tokens} for n, (state, mean, tokens) in enumerate(GROUPS)])  # fmt: skip
         height = 0.2064 + (top - 0.2064) * step / STEPS
-        rows.append_rows(record.EVALUATIONS, step, [{f"eval_{level}_pass1": height for level in LEVELS}])
+        record.append_rows(run.folder, record.EVALUATIONS, step, [{f"eval_{level}_pass1": height for level in LEVELS}])
     record.write_summary(run.folder, {"algorithm": "made", "seed": run.seed, "seconds": {"whole_run": 100.0 + update}})

@@ -13,6 +13,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends
+from bapo_openrlhf.record.run_record import METRICS, append_rows
 from bapo_openrlhf.training.trainer.critic import TOKENS
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
@@ -95,7 +96,7 @@ class RecordedPPOTrainer(MendedTrainer):
         stopped = super().fit(global_step)
         if self.samples_generator.filtered and stopped is None:  # OpenRLHF takes no step if all groups were dropped
             step = self.recorder.step + 1
-            self.recorder.record.append(step, {"skipped_update": 1, **self._counts(step)})
+            append_rows(self.recorder.folder, METRICS, step, [{"skipped_update": 1, **self._counts(step)}])
         return stopped
 
     @extends(Base)

@@ -21,7 +21,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.review import Review, review
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.adapt.schedule import due
-from bapo_openrlhf.record.run_record import PROBES
+from bapo_openrlhf.record.run_record import PROBES, append_rows
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, SampleOrigin, origins_of
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
 from bapo_openrlhf.training.trainer.generator import Generator
@@ -76,7 +76,7 @@ class GradientProbe:
             }
             for uid, (source, group) in groups.items()
         ]
-        self.recorder.record.append_rows(PROBES, step + 1, rows)
+        append_rows(self.recorder.folder, PROBES, step + 1, rows)
         cosines = {f"probe/{name}": value[0] for name, value in alignments.items() if isinstance(name, str)}
         return cosines | {"timing/probe": time.perf_counter() - start}
 

@@ -16,18 +16,21 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf.adapt import critic
 from bapo_openrlhf.adapt.group import Response
 from bapo_openrlhf.adapt.vocabulary import FAILED
-from bapo_openrlhf.record.held_out import scores_in_words
 from bapo_openrlhf.record.run_record import (
     ANSWERS,
     EVALUATIONS,
     GROUPS,
+    METRICS,
     WARNINGS,
     PromptStates,
-    RunRecord,
+    append_rows,
+    cut_rows,
     read_answers,
     read_metrics,
     read_warnings,
+    scores_in_words,
     shortened,
+    sync_rows,
 )
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup
 
@@ -42,7 +45,6 @@ class StepRecorder:
 
     def __init__(self, *, folder: Path, tokenizer: Any, answer_chars: int) -> None:
         self.folder = folder
-        self.record = RunRecord(self.folder)
         self.step = self.rollouts = 0
         self.tokens = {"generated": 0, "trained": 0}
         self._answer_chars, self._tokenizer = answer_chars, tokenizer
@@ -54,7 +56,7 @@ class StepRecorder:
         if not step:
             return
         self.step = step
-        self.record = RunRecord(self.folder, resume_from=step + 1)
+        cut_rows(self.folder, step + 1)
         self._prompt_states = PromptStates(read_answers(self.folder))
         self._warned = {row["kind"] for row in read_warnings(self.folder)}
         rows = read_metrics(self.folder)
@@ -73,10 +75,10 @@ class StepRecorder:
     ) -> dict[str, int]:
         """Write down what a step generated. A group whose uid has no state has failed. Returns the metrics."""
         self.step = step
-        self.record.append_rows(GROUPS, step, [group.row(states.get(group.uid, FAILED)) for group in groups])
+        append_rows(self.folder, GROUPS, step, [group.row(states.get(group.uid, FAILED)) for group in groups])
         if self._answer_chars:
             answers = answers_of(groups, self._prompt_states, self._tokenizer, self._answer_chars)
-            self.record.append_rows(ANSWERS, step, answers)
+            append_rows(self.folder, ANSWERS, step, answers)
         rollouts, generated = sum(len(group.responses) for group in groups), sum(group.tokens for group in groups)
         self.rollouts += rollouts
         self.tokens["generated"] += generated
@@ -97,19 +99,19 @@ class StepRecorder:
             self._warned.add(kind)
             text = f"step {step}: {text}"
             logger.warning(text)
-            self.record.append_rows(WARNINGS, step, [{"kind": kind, "text": text}])
+            append_rows(self.folder, WARNINGS, step, [{"kind": kind, "text": text}])
 
     def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
         """Write down the numbers among the metrics of a step. Then the record has all of it, also after a power cut."""
         numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, Real)}
-        self.record.append(step, numbers)
-        self.record.sync()
+        append_rows(self.folder, METRICS, step, [numbers])
+        sync_rows(self.folder)
 
     def add_evaluation(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Log the result of an evaluation after a step, and write it down."""
         logger.info(f"step {step}: held-out {scores_in_words(numbers) or 'evaluation without a score'}")
-        self.record.append_rows(EVALUATIONS, step, [numbers])
-        self.record.sync()
+        append_rows(self.folder, EVALUATIONS, step, [numbers])
+        sync_rows(self.folder)
 
 
 def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:

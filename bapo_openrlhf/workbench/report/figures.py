@@ -8,8 +8,8 @@ import pandas as pd
 
 from bapo_openrlhf.adapt.metric import ALL
 from bapo_openrlhf.record import metrics
-from bapo_openrlhf.record.held_out import scores
 from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.shapes import scores
 from bapo_openrlhf.workbench.pages import charts, colours
 from bapo_openrlhf.workbench.pages.charts import STEP, Curve, Domain, Key, bin_width, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS

@@ -7,9 +7,8 @@ errors. The error comes from the changes of the reward from step to step, so a t
 import math
 from collections.abc import Callable, Sequence
 
-from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.outcome import nothing_trained
-from bapo_openrlhf.record.run_record import REWARD, end_means
+from bapo_openrlhf.record.run_record import REWARD, change_in_words, end_means
 from bapo_openrlhf.workbench.pages.charts import smoothed
 from bapo_openrlhf.workbench.pages.text import duration, many, number, smoothing_width
 from bapo_openrlhf.workbench.report.runs import Run

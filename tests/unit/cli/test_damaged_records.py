@@ -37,24 +37,23 @@ def write_record(folder: Path) -> None:
         "inputs": {"data.prompt_dataset": "8 rows, blake2b 01"},
     }  # fmt: skip
     record.begin_run(folder, metadata)
-    lines = record.RunRecord(folder)
     for step in range(1, 7):
-        lines.append(step, {
+        record.append_rows(folder, record.METRICS, step, [{
             "reward/fresh_mean": step / 8, "rollouts/total": 32 * step, "groups/fresh": 4, "groups/replayed": 2,
             "groups/reevaluated": 0, "groups/capacity": 8, "tokens/generated": 200, "tokens/trained_total": 100 * step,
             "tokens/generated_total": 200 * step, "timing/generation": 2.0, "timing/step_total": 3.0, "tv/fresh": 0.1,
             "shift/fresh": 1e-5, "entropy_loss": 0.5, "response_length": 7.0, "threshold/c2": 0.2, "threshold/c3": 0.4,
             "buffer/hard": step, "buffer/replay": step, "theory/bound": -0.1, "groups/failed": 0,
-        })  # fmt: skip
+        }])  # fmt: skip
         groups = [{"uid": 4 * step + n, "prompt": f"p{n}", "source": "fresh", "state": "fresh", "mean": n / 4,
                    "responses": 4, "tokens": 9} for n in range(4)]  # fmt: skip
-        lines.append_rows(record.GROUPS, step, groups)
+        record.append_rows(folder, record.GROUPS, step, groups)
     answer = {"prompt": "p0", "kind": "failed", "text": "1+1=", "label": "2", "response": "3", "reward": 0.0}
-    lines.append_rows(record.ANSWERS, 2, [answer])
-    lines.append_rows(record.ANSWERS, 4, [answer | {"kind": "solved", "response": "2", "reward": 1.0}])
-    lines.append_rows(record.EVALUATIONS, 3, [{"eval_a_pass1": 0.5}])
-    lines.append_rows(record.PROBES, 3, [{"uid": 1, "source": "fresh", "age": 0, "tv": 0.1, "cosine": 0.5}])
-    lines.append_rows(record.WARNINGS, 5, [{"kind": "k", "text": "a warning"}])
+    record.append_rows(folder, record.ANSWERS, 2, [answer])
+    record.append_rows(folder, record.ANSWERS, 4, [answer | {"kind": "solved", "response": "2", "reward": 1.0}])
+    record.append_rows(folder, record.EVALUATIONS, 3, [{"eval_a_pass1": 0.5}])
+    record.append_rows(folder, record.PROBES, 3, [{"uid": 1, "source": "fresh", "age": 0, "tv": 0.1, "cosine": 0.5}])
+    record.append_rows(folder, record.WARNINGS, 5, [{"kind": "k", "text": "a warning"}])
     changed = [{"at": "2026-01-02", "step": 4, "flag": "train.num_episodes", "before": 1, "now": 2}]
     record.begin_run(folder, metadata | {"started": "2026-01-02", "changed": changed}, resumes=True)
     record.write_summary(folder, record.summarise(record.read_metrics(folder)) | {"started": "2026-01-02"})
@@ -109,7 +108,8 @@ def resume(folder: Path) -> None:
     args = SimpleNamespace(run=SimpleNamespace(dir=folder.parent, name=folder.name), ckpt=SimpleNamespace(path="none"))
     products_by_step(args, "float32", Start("global_step3"))
     record.begin_run(folder, {"started": "2026-01-03", "changed": []}, resumes=True)
-    record.RunRecord(folder, resume_from=4).append(4, {})  # must not raise: everything has been loaded
+    record.cut_rows(folder, 4)  # must not raise: everything has been loaded
+    record.append_rows(folder, record.METRICS, 4, [{}])
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def training(folder):
 def test_two_runs_of_one_name(tmp_path):
     """The first goes on, and is replaced as soon as it has been killed."""
     first, folder = training(tmp_path), tmp_path / "runs/mine"
-    record.RunRecord(folder).append(1, {"rollouts/total": 16})
+    record.append_rows(folder, record.METRICS, 1, [{"rollouts/total": 16}])
     words = [sys.executable, "-X", "importtime", "-m", "bapo_openrlhf.cli", *TRAIN, "--run.overwrite"]
     second = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     *imported, error = second.stderr.splitlines()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import ANSWERS, RunRecord, summarise
+from bapo_openrlhf.record.run_record import ANSWERS, METRICS, append_rows, summarise
 from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run
@@ -57,10 +57,9 @@ def test_title_and_legend(rows):
 
 
 def test_plot_run_of_one_step_and_of_none(tmp_path):
-    run = RunRecord(tmp_path)
     with pytest.raises(ConfigError, match=str(tmp_path)):
         plot.plot_run(tmp_path)
-    run.append(1, {})
+    append_rows(tmp_path, METRICS, 1, [{}])
     assert plot.plot_run(tmp_path).exists()
 
 
@@ -94,7 +93,8 @@ def test_the_command_draws_a_run_or_says_what_is_wrong(tmp_path, rows, monkeypat
 
     assert draw(str(tmp_path / "none")).startswith(f"error: run {str(tmp_path / 'none')!r} is no folder")
     assert draw() == "usage: python examples/quickstart/picture.py RUN [PICTURE]" and capsys.readouterr().out == ""
-    RunRecord(tmp_path / "first").append_rows("metrics.jsonl", 1, rows[:1])
+    (tmp_path / "first").mkdir()
+    append_rows(tmp_path / "first", METRICS, 1, rows[:1])
     assert draw(str(tmp_path / "first")) is None
     assert capsys.readouterr().out.strip() == str(tmp_path / "first" / "run.png")
     assert (tmp_path / "first" / "run.png").stat().st_size > 0
@@ -111,14 +111,13 @@ def test_the_base_models_accuracy_begins_the_curve(rows):
 
 
 def test_answers_before_and_after_are_of_one_prompt(tmp_path):
-    run = RunRecord(tmp_path)
-    run.append(1, {})
+    append_rows(tmp_path, METRICS, 1, [{}])
     assert plot.answers_table(tmp_path) is None
     row = {"text": "2+9:", "label": "11", "reward": 0.0}
     other = row | {"prompt": "b", "kind": "solved", "response": "2+9=other"}
     first, again = ({"prompt": "a", "kind": "failed", "response": f"2+9={n}"} | row for n in (10, 12))
     later = row | {"prompt": "a", "kind": "solved", "response": "2+9=11", "reward": 1.0}
     for step, one in enumerate((first, again, later, other), start=1):
-        run.append_rows(ANSWERS, step, [one])
+        append_rows(tmp_path, ANSWERS, step, [one])
     text = text_of(plot.answers_table(tmp_path))
     assert "2+9=10" in text and "2+9=11" in text and "2+9=12" not in text and "other" not in text

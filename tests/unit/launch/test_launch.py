@@ -49,8 +49,8 @@ def start(tmp_path, monkeypatch):
             run.checked, run.asked = args.checked, args.ckpt.load_enable
             folder = Path(args.run.dir) / args.run.name
             result.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
-            record.RunRecord(folder).append(1, {"rollouts/total": 16} | (metrics or {}))
-            record.RunRecord(folder).append_rows(record.PROBES, 1, [{"uid": 0}])
+            record.append_rows(folder, record.METRICS, 1, [{"rollouts/total": 16} | (metrics or {})])
+            record.append_rows(folder, record.PROBES, 1, [{"uid": 0}])
             does()
             if fails:
                 raise KeyboardInterrupt
@@ -501,9 +501,8 @@ class TestWhoseRecord:
             folder, path = tmp_path / "runs" / name, Path(flags.get("ckpt__path", tmp_path / f"ck_{name}"))
 
             def does():
-                rows = record.RunRecord(folder)
                 for step in range(2, steps + 1):
-                    rows.append(step, {})
+                    record.append_rows(folder, record.METRICS, step, [{}])
                 for step in saved:
                     save(path, step)
                 raise KeyboardInterrupt

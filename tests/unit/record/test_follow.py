@@ -17,7 +17,7 @@ from test_owner import another_owner
 
 from bapo_openrlhf.record import follow
 from bapo_openrlhf.record.follow import Follower
-from bapo_openrlhf.record.run_record import EVALUATIONS, WARNINGS, RunRecord
+from bapo_openrlhf.record.run_record import EVALUATIONS, WARNINGS, append_rows
 
 
 def line(step, note=""):
@@ -201,19 +201,18 @@ def test_the_progress_bar_follows(tmp_path):
         "record.read_metrics = None\n"
         "folder = Path(sys.argv[1])\n"
         "with progress.progress_bar(folder, 20, 'night'):\n"
-        "    run = record.RunRecord(folder)\n"
         "    for step in range(1, 6):\n"
-        "        run.append(step, {'reward/fresh_mean': step / 8, 'groups/fresh': step, 'groups/replayed': 2})\n"
+        "        metrics = {'reward/fresh_mean': step / 8, 'groups/fresh': step, 'groups/replayed': 2}\n"
+        "        record.append_rows(folder, record.METRICS, step, [metrics])\n"
         "        warning = {'kind': 'x' * step, 'text': f'step {min(step, 3)}: [bold] is long' + ' and so on' * 20}\n"
-        "        run.append_rows(record.WARNINGS, step, [warning])\n"
-        "        run.append_rows(record.EVALUATIONS, step, [{'eval_[b]_pass1': step / 8}] if step in (1, 4) else [])\n"
+        "        record.append_rows(folder, record.WARNINGS, step, [warning])\n"
+        "        scores = [{'eval_[b]_pass1': step / 8}] if step in (1, 4) else []\n"
+        "        record.append_rows(folder, record.EVALUATIONS, step, scores)\n"
         "        time.sleep(0.7)\n"  # so that it is looked at more than once
         "    print('to the log')"
     )
-    RunRecord(tmp_path).append_rows(
-        WARNINGS, 1, [{"kind": "old", "text": "step 1: [bold] is long" + " and so on" * 20}]
-    )
-    RunRecord(tmp_path).append_rows(EVALUATIONS, 1, [{"eval_[b]_pass1": 0.125}])
+    append_rows(tmp_path, WARNINGS, 1, [{"kind": "old", "text": "step 1: [bold] is long" + " and so on" * 20}])
+    append_rows(tmp_path, EVALUATIONS, 1, [{"eval_[b]_pass1": 0.125}])
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "", done.stderr
     held_out = [line for line in done.stderr.splitlines() if "held-out" in line]  # once, and none of an earlier start

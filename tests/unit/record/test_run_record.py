@@ -17,7 +17,7 @@ from watched_disk import each_crash
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record import shapes
-from bapo_openrlhf.record.run_record import RunRecord, begin_run, read_metrics, read_run, summarise, write_summary
+from bapo_openrlhf.record.run_record import METRICS, append_rows, begin_run, read_metrics, read_run, summarise
 
 
 def lines(directory):
@@ -25,42 +25,39 @@ def lines(directory):
 
 
 def test_one_line_a_step_readable_while_the_run_goes_on(tmp_path):
-    folder = tmp_path / "new" / "run"
-    run = RunRecord(folder)
-    assert read_metrics(folder) == []
-    run.append(1, {"step": 9, "a": 0.5})
-    assert read_metrics(folder) == [{"step": 1, "a": 0.5}]
-    RunRecord(folder).append(2, {"b": 3})
-    assert lines(folder) == ['{"step": 1, "a": 0.5}', '{"step": 2, "b": 3}']
+    assert read_metrics(tmp_path) == []
+    append_rows(tmp_path, METRICS, 1, [{"step": 9, "a": 0.5}])
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 0.5}]
+    append_rows(tmp_path, METRICS, 2, [{"b": 3}])
+    assert lines(tmp_path) == ['{"step": 1, "a": 0.5}', '{"step": 2, "b": 3}']
 
 
 def test_what_json_cannot_hold_becomes_null(tmp_path):
     nulls = {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "np_nan": np.float32("nan"), "none": None}
     values = {"np_float": np.float32(0.5), "np_int": np.int64(7), "flag": True, "text": "é", "big": 10**30}
-    RunRecord(tmp_path).append(1, nulls | values)
+    append_rows(tmp_path, METRICS, 1, [nulls | values])
     (line,) = lines(tmp_path)
     row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert row == {"step": 1, **dict.fromkeys(nulls), **values}
 
 
 def test_other_values_are_refused_by_name_and_leave_no_half_line(tmp_path):
-    run = RunRecord(tmp_path)
-    run.append(1, {"a": 1})
+    append_rows(tmp_path, METRICS, 1, [{"a": 1}])
     with pytest.raises(TypeError, match="loss"):
-        run.append(2, {"a": 1, "loss": np.zeros(3)})
+        append_rows(tmp_path, METRICS, 2, [{"a": 1, "loss": np.zeros(3)}])
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1}]
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
 def test_line_cut_short_by_a_crash_is_dropped(tmp_path, cut):
-    run = RunRecord(tmp_path)
-    run.append(1, {"a": 1})
-    run.append(2, {"a": 2})
+    for step in (1, 2):
+        append_rows(tmp_path, METRICS, step, [{"a": step}])
     path = tmp_path / "metrics.jsonl"
     assert len(lines(tmp_path)[1]) == 19
     path.write_bytes(path.read_bytes()[:-cut])
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1}]
-    RunRecord(tmp_path).append(2, {"a": 3})
+    record.cut_rows(tmp_path, 2)
+    append_rows(tmp_path, METRICS, 2, [{"a": 3}])
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1}, {"step": 2, "a": 3}]
 
 
@@ -74,29 +71,26 @@ def test_rows_are_durable(tmp_path, monkeypatch):
     """Each file of rows, its name in the folder, and a file before it takes the place of an older one."""
     synced, places = [], []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
-    run = RunRecord(tmp_path)
-    run.append(1, {})
-    for name in record.BY_STEP[1:]:
-        run.append_rows(name, 1, [{"uid": 0}])
-    run.sync()
+    for name in record.BY_STEP:
+        append_rows(tmp_path, name, 1, [{"uid": 0}])
+    record.sync_rows(tmp_path)
     assert sorted(synced) == sorted([tmp_path, *(tmp_path / name for name in record.BY_STEP)])
     for name in record.BY_STEP[2:]:
         (tmp_path / name).unlink()
     monkeypatch.setattr(os, "replace", lambda old, new: places.append((old in synced, new.name)))
-    RunRecord(tmp_path, resume_from=1)
+    record.cut_rows(tmp_path, 1)
     record.write_summary(tmp_path, {})
     assert places == [(True, "metrics.jsonl"), (True, "groups.jsonl"), (True, "summary.json")]
 
 
 def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
-    run = RunRecord(tmp_path)
     assert record.read_groups(tmp_path) == record.read_answers(tmp_path) == []
     group = {"prompt": "a", "source": "fresh", "state": "fresh", "responses": 4}
-    run.append_rows(record.GROUPS, 1, [group | {"mean": None}, group | {"mean": np.float64(0.5)}])
-    run.append_rows(record.ANSWERS, 1, [])
+    append_rows(tmp_path, record.GROUPS, 1, [group | {"mean": None}, group | {"mean": np.float64(0.5)}])
+    append_rows(tmp_path, record.ANSWERS, 1, [])
     assert not (tmp_path / "answers.jsonl").exists()
     answer = {"prompt": "a", "kind": "failed", "text": "", "response": "x\ny \u2028 \ud800"}
-    run.append_rows(record.ANSWERS, 2, [answer])
+    append_rows(tmp_path, record.ANSWERS, 2, [answer])
     with (tmp_path / "groups.jsonl").open("a") as file:
         file.write('{"step": 2, "ui')  # not written to the end yet
     assert record.read_groups(tmp_path) == [{"step": 1, **group, "mean": mean} for mean in (None, 0.5)]
@@ -105,14 +99,13 @@ def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
 
 
 def test_resume_drops_later_lines_of_every_file(tmp_path):
-    run = RunRecord(tmp_path)
     for name in record.BY_STEP:
         for step in (1, 2, 3):
-            run.append_rows(name, step, [{"n": 2 * step}, {"n": 2 * step + 1}])
-    RunRecord(tmp_path, resume_from=3)
+            append_rows(tmp_path, name, step, [{"n": 2 * step}, {"n": 2 * step + 1}])
+    record.cut_rows(tmp_path, 3)
     for name in record.BY_STEP:
         assert [row["n"] for row in record.read_rows(tmp_path / name, shapes.ROW)] == [2, 3, 4, 5]
-    RunRecord(tmp_path, resume_from=1)
+    record.cut_rows(tmp_path, 1)
     assert not any(record.read_rows(tmp_path / name) for name in record.BY_STEP)
 
 
@@ -121,11 +114,9 @@ START = {"name": "run", "started": "2026-01-01T00:00:00+00:00", "total_steps": N
 
 def write_record(folder):
     begin_run(folder, START)
-    run = RunRecord(folder)
-    run.append(1, {})
-    for name in record.BY_STEP[1:]:
-        run.append_rows(name, 1, [{}])
-    write_summary(folder, {"steps": 1})
+    for name in record.BY_STEP:
+        append_rows(folder, name, 1, [{}])
+    record.write_summary(folder, {"steps": 1})
 
 
 def test_a_new_run_begins_with_an_empty_record(tmp_path):
@@ -154,8 +145,8 @@ def test_a_run_whose_deletion_is_cut_short_is_still_one(tmp_path):
 
 def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
     begin_run(tmp_path, START)
-    RunRecord(tmp_path).append(1, {})
-    write_summary(tmp_path, {"steps": 1})
+    append_rows(tmp_path, METRICS, 1, [{}])
+    record.write_summary(tmp_path, {"steps": 1})
     for number in (1, 2):
         begin_run(tmp_path, START | {"started": f"later {number}", "total_steps": 10 * number}, resumes=True)
     result = read_run(tmp_path)
@@ -184,7 +175,7 @@ def test_a_damaged_file_ends_a_resume_before_anything_changes(tmp_path, name, li
 
 
 def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
-    RunRecord(tmp_path).append(1, {})
+    append_rows(tmp_path, METRICS, 1, [{}])
     begin_run(tmp_path, START, resumes=True)
     assert read_run(tmp_path)["resumed"] == [START["started"]] and len(read_metrics(tmp_path)) == 1
 
@@ -236,12 +227,12 @@ def test_shortened_keeps_beginning_and_end(text, chars):
 
 
 def test_summary_is_written_whole_or_not_at_all(tmp_path):
-    write_summary(tmp_path, {"a": 1, "bad": math.nan, "groups": {"fresh": np.int64(3)}})
+    record.write_summary(tmp_path, {"a": 1, "bad": math.nan, "groups": {"fresh": np.int64(3)}})
     assert record.read_summary(tmp_path) == {"a": 1, "bad": None, "groups": {"fresh": 3}}
     with pytest.raises(TypeError, match="object"):
-        write_summary(tmp_path, {"a": 2, "b": object()})
+        record.write_summary(tmp_path, {"a": 2, "b": object()})
     assert record.read_summary(tmp_path)["a"] == 1
-    write_summary(tmp_path, {"a": 3})
+    record.write_summary(tmp_path, {"a": 3})
     assert record.read_summary(tmp_path) == {"a": 3}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert record.read_summary(tmp_path / "none") == {}
@@ -271,6 +262,27 @@ def test_steps_without_a_reward_are_not_counted():
     assert record.end_means([math.nan, 1.0, 2.0, math.nan]) == (1, 2, 1)
     assert record.end_means(range(30)) == (3.5, 25.5, 8)
     assert np.isnan(record.end_means([])[:2]).all()
+
+
+def evaluations_of(*scores_by_name):
+    return [
+        {"step": 5 * number, "eval_num_samples": 8} | {f"eval_{name}_pass1": score for name, score in scores.items()}
+        for number, scores in enumerate(scores_by_name, 1)
+    ]
+
+
+@pytest.mark.parametrize(("evaluations", "words"), [
+    ([], ""),
+    ([{}, {"a": None}], ""),
+    ([{"a": 0.25, "b": 0.5}], "a 0.250, b 0.500 (step 5)"),
+    ([{}, {"a": 0.25}, {"a": 0.5}, {"a": 1}, {}], "a 0.250 to 1.000 (steps 10 to 20)"),
+    # The data was changed on a resume.
+    ([{"a": 0.25}, {"b": 0.5}], "b 0.500 (step 10)"),
+    ([{"a": 0.25}, {"b": 0.5}, {"b": 0.75}], "b 0.500 to 0.750 (steps 10 to 15)"),
+    ([{"a": 0.25}, {"a": 0.5, "b": 0.5}], "a 0.250 to 0.500, b 0.500 (steps 5 to 10)"),
+])  # fmt: skip
+def test_the_change_of_held_out_scores(evaluations, words):
+    assert record.change_in_words(evaluations_of(*evaluations)) == words
 
 
 def test_summarise_without_numbers():

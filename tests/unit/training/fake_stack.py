@@ -361,6 +361,7 @@ class World:
         self.spoilt: set[int] = set()  # tokens whose log-prob the actor cannot compute
         self.checkpoints = folder / "checkpoints"
         self.args = self.arguments(folder, words | ({"eval.dataset": "eval.jsonl"} if evaluation else {}))
+        self.record.mkdir(parents=True, exist_ok=True)
         self.engines = [Engine(self, number) for number in range(engines)]
         sizes = {name: getattr(self.args, name).num_gpus_per_node for name in ("actor", "critic", "ref", "reward")}
         models = ("actor", "critic") if self.args.critic.model_name_or_path else ("actor",)

@@ -9,7 +9,7 @@ import torch
 from fake_stack import answer
 from fake_stack import generated_rows as rows
 
-from bapo_openrlhf.record.run_record import PromptStates, RunRecord, read_metrics, read_warnings
+from bapo_openrlhf.record.run_record import PromptStates, read_metrics, read_warnings
 from bapo_openrlhf.training.trainer.plain_trainer import filter_reasons
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance, signals
 
@@ -105,8 +105,9 @@ def test_any_real_number_is_a_metric(recorder, tmp_path):
 def test_a_step_and_an_evaluation_are_durable_at_their_end(recorder, tmp_path, monkeypatch):
     """A checkpoint of the step is written after that."""
     sizes, whole = [], recorder()
-    files = lambda run: sorted(path.name for path in run.directory.iterdir())  # noqa: E731
-    monkeypatch.setattr(RunRecord, "sync", lambda run: sizes.append(files(run)))
+    files = lambda folder: sorted(path.name for path in folder.iterdir())  # noqa: E731
+    sync = "bapo_openrlhf.training.trainer.recorder.sync_rows"
+    monkeypatch.setattr(sync, lambda folder: sizes.append(files(folder)))
     whole.add_metrics(1, {})
     whole.add_evaluation(1, {})
     assert sizes == [["metrics.jsonl"], ["evaluations.jsonl", "metrics.jsonl"]]

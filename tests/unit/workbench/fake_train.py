@@ -49,7 +49,8 @@ def row(step):
 tag = store.newest_whole(print) if resumes and fault != "from the beginning" else None
 first = int(tag.removeprefix("global_step")) + 1 if tag else 1
 record.begin_run(folder, {"started": "now"}, resumes=resumes)
-lines = record.RunRecord(folder, resume_from=first if tag else None)
+if tag:
+    record.cut_rows(folder, first)
 if fault == "start" or (fault == "resume" and resumes):
     print("error: no memory left")
     sys.exit(1)
@@ -57,7 +58,7 @@ if fault == "survivor" and not resumes:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
 for step in range(first, steps + 1):
     time.sleep(0.3 if step == 3 and not resumes else 0)
-    lines.append(step, row(step))
+    record.append_rows(folder, record.METRICS, step, [row(step)])
     begun = store.begin(f"global_step{step}")
     if fault != "no checkpoint":
         model = store.folder(f"global_step{step}", "_actor")

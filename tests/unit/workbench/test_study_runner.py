@@ -12,7 +12,7 @@ from bapo_openrlhf.cli import arguments, study
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.settings import settings_of
-from bapo_openrlhf.record.run_record import EVALUATIONS, RunRecord, begin_run, write_summary
+from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, append_rows, begin_run, cut_rows, write_summary
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
 from bapo_openrlhf.workbench.study.data import Results, StudyRun, write_table
@@ -116,17 +116,17 @@ def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
     planned = plan(STUDY, tmp_path)
     write_summary(planned[0].folder, {"seconds": {"whole_run": 1}})
     for run, count in ((planned[1], 5), (planned[3], 10)):  # earlier calls were interrupted
-        record = RunRecord(run.folder)
+        run.folder.mkdir(parents=True)
         for step in range(count):
-            record.append(step, {})
+            append_rows(run.folder, METRICS, step, [{}])
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with on_terminal("tiny", {run.name: 50 for run in planned}, planned) as seen:
         seen([planned[1]], [planned[2]])  # all 65 steps were made before
-        record = RunRecord(planned[1].folder, resume_from=2)  # its checkpoint has two steps
+        cut_rows(planned[1].folder, 2)  # its checkpoint has two steps
         seen([planned[1]], [planned[2]])
         for step in range(2, 10):
-            record.append(step, {})
+            append_rows(planned[1].folder, METRICS, step, [{}])
         clock[0] += 96  # 8 steps in 96 s: 130 more in 26 minutes
         seen([planned[1]], [planned[2]])
         clock[0] += 864  # 8 in 960 s: 130 in 260 minutes
@@ -200,9 +200,10 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
     with pytest.raises(ConfigError, match="no run in runs/studies/tiny/runs has made a step yet"):
         study.main(command)
     out = tmp_path / "runs" / "studies" / "tiny"
-    record = RunRecord(out / "runs" / "plain-group-s1")
-    record.append(1, {"reward/fresh_mean": 0.5, "rollouts/total": 8})
-    record.append_rows(EVALUATIONS, 1, [{"eval_b_pass1": 0.25}])
+    folder = out / "runs" / "plain-group-s1"
+    folder.mkdir(parents=True)
+    append_rows(folder, METRICS, 1, [{"reward/fresh_mean": 0.5, "rollouts/total": 8}])
+    append_rows(folder, EVALUATIONS, 1, [{"eval_b_pass1": 0.25}])
     assert study.main(command) == 0
     assert "| GRPO | group | 1 of 1 | 25.0" in " ".join((out / "summary.md").read_text().split())
     assert "1 of 1 runs are there." in (out / "report.html").read_text()
