@@ -13,7 +13,7 @@ from typing import Any
 
 from bapo_openrlhf import host
 from bapo_openrlhf.cli.parser import as_switch, did_you_mean, is_switch, parse_words
-from bapo_openrlhf.errors import NUMBERS, ConfigError, refuse
+from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
 from bapo_openrlhf.flags.paths import LISTS, expand_home
@@ -81,7 +81,13 @@ def parse(
     layers = Layers({path: dict(settings_of(path)) for path in options.get("config", [])}, options)
     words: list[str] = []
     for path, settings in layers.files.items():
-        words += as_words(parser, [item for item in settings.items() if layers.last_file(item[0]) == path], path)
+        in_effect = [item for item in settings.items() if layers.last_file(item[0]) == path]
+        try:
+            of_file = list(as_words(parser, in_effect))
+            parse_words(parser, of_file)
+        except ConfigError as error:
+            raise ConfigError(f"config {path}: {error}") from None
+        words += of_file
     algorithm = layers.last("algorithm")[1] or None
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
@@ -161,7 +167,7 @@ def _check_rewards(flat: argparse.Namespace) -> None:
     raise ConfigError(message)
 
 
-def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
+def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]]) -> Iterator[str]:
     """The words of a command line that say the same as YAML settings, so that argparse checks types and choices."""
     flags = parser._option_string_actions
     for name, value in settings:
@@ -169,44 +175,32 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
         if action is None and value is None and any(flag.startswith(f"--{name}.") for flag in flags):
             continue  # a section without any flag, such as one whose flags are all in comments
         if action is None:
-            _check_section(name, value, flags, path)
+            _check_section(name, value, flags)
             names = [flag[2:] for flag in flags if flag.startswith("--")]
-            raise ConfigError(f"config {path}: unknown flag {name}{did_you_mean(name, names)}")
+            raise ConfigError(f"unknown flag {name}{did_you_mean(name, names)}")
         if name == "config":
-            raise ConfigError(f"config {path}: a config file cannot name another one")
+            raise ConfigError("a config file cannot name another one")
         if is_switch(action):
             if as_switch(str(value)) is None:
-                raise ConfigError(f"config {path}: {name} is {value!r}; it must be true or false")
+                raise ConfigError(f"{name} is {value!r}; it must be true or false")
             yield f"--{name}={value}"
         elif isinstance(value, list):
             if action.nargs is None:
                 hint = ", with commas between several names" if name in LISTS else ""
-                raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list{hint}")
+                raise ConfigError(f"{name} is {value}; it must be one value and not a list{hint}")
             yield f"--{name}"
             yield from map(str, value)
         elif value is not None:
-            _check_number(name, value, action, path)
             # It is one word, because otherwise argparse would take -1e-6 for a flag.
             yield from [f"--{name}={value}"] if action.nargs is None else [f"--{name}", str(value)]
 
 
-def _check_section(name: str, value: Any, flags: Collection[str], path: str) -> None:
+def _check_section(name: str, value: Any, flags: Collection[str]) -> None:
     if section := sorted(flag.removeprefix(f"--{name}.") for flag in flags if flag.startswith(f"--{name}.")):
         some = ", ".join(section[:MOST_NAMED]) + ", ..." * (len(section) > MOST_NAMED)
-        raise ConfigError(f"config {path}: {name} is {value!r}; it must hold flags, each with its value: {some}")
+        raise ConfigError(f"{name} is {value!r}; it must hold flags, each with its value: {some}")
     parent, _, last = name.rpartition(".")
     if f"--{parent}" in flags:
         raise ConfigError(
-            f"config {path}: {parent} holds {last}: {value}; it must be a value, or a list of values if it takes "
-            "several"
+            f"{parent} holds {last}: {value}; it must be a value, or a list of values if it takes several"
         )
-
-
-def _check_number(name: str, value: str, action: argparse.Action, path: str) -> None:
-    """Refuse what argparse would refuse, with the name of the file."""
-    if action.type in (int, float):
-        try:
-            action.type(value)  # type: ignore[operator]
-        except (TypeError, ValueError):
-            kind = NUMBERS[action.type.__name__]  # type: ignore[union-attr]
-            raise ConfigError(f"config {path}: {name} is {value!r}; it must be {kind}") from None

@@ -28,7 +28,7 @@ from bapo_openrlhf.workbench.planning.workload import Workload
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     """Parse, check, print."""
-    parser = Parser(prog, "", add_help=False)
+    parser = Parser(prog, __doc__, add_help=False)
     parser.add_argument("--prompts", type=int, help="rows of the training data if it is not on this machine")
     parser.add_argument("--gpu", default="H100", help="kind of GPU: A100, H100 (default), H200 or 4090")
     options, rest = parser.parse_known_args(argv)

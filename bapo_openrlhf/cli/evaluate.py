@@ -1,4 +1,7 @@
-"""`bapo-openrlhf evaluate`: ask a model benchmarks, and show the results next to the paper's Table 1."""
+"""`bapo-openrlhf evaluate`: ask a model each problem of some benchmarks several times, and judge the responses.
+
+The scores are shown next to those of the paper's Table 1. The same command resumes an interrupted evaluation.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -17,11 +20,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse the flags, evaluate, and print the tables."""
     args = parse(argv, prog)
 
-    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.problems import Columns
     from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
+    from bapo_openrlhf.workbench.pages.table import show
 
     if args.input_template is not None:
         check_template("input-template", args.input_template)
@@ -81,12 +84,7 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
 
 def build_parser(prog: str) -> Parser:
     """The command's flags."""
-    parser = Parser(
-        prog,
-        "Ask a model each problem of some benchmarks several times, judge the responses, and show the "
-        "scores next to the paper's. The same command resumes an interrupted evaluation.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = Parser(prog, __doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--config", nargs="+", action="extend", help="configuration of a training: evaluate its trained model with the "
         "same prompts and sampling (model, markup, columns, --max-new-tokens, --temperature, --top-p), and its reward "

@@ -101,7 +101,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
 
 
 def _parser(prog: str) -> Parser:
-    parser = Parser(prog, __doc__.split(": ", 1)[1])
+    parser = Parser(prog, __doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
     parser.add_argument("--algorithm", default="bapo_grpo", help=f"{', '.join(ALGORITHMS)} (default: bapo_grpo)")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your problems (.jsonl, .json, .csv or .parquet): "

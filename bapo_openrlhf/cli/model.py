@@ -1,4 +1,7 @@
-"""`bapo-openrlhf model`: make a model folder out of a GGUF file, also of one that a Python package carries."""
+"""`bapo-openrlhf model`: make a model folder that training, vLLM and transformers take, without a model hub.
+
+It is made out of a GGUF file, also of one that a Python package carries.
+"""
 
 import subprocess
 import sys
@@ -45,7 +48,7 @@ File: {name}, sha256 {sha256}
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf model") -> int:
     """Write the model folder, and print where the model comes from and what its licence is."""
-    parser = Parser(prog, "Make a model folder that training, vLLM and transformers take, without a model hub.")
+    parser = Parser(prog, __doc__)
     parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)} (a download by pip), or a .gguf file")
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
     options = parser.parse_args(argv)

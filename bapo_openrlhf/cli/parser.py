@@ -42,8 +42,6 @@ MEANT = {
     "train.num_episodes": "epochs num_epochs num_train_epochs total_epochs",
 }
 ALIASES = {alias: flag for flag, aliases in MEANT.items() for alias in aliases.split()}
-# Last parts of the names of earlier flags, by the flags that took their place. Those had limits of TV distances.
-REPLACED = {f"max_tv_{of}": f"adapt.max_shift_{of}" for of in ("rollout", "fresh", "replayed")}
 NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own takes -1e-6 for a flag
 
 
@@ -52,11 +50,6 @@ def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     names = list(known_names)
     dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     last = last.replace("-", "_")
-    if last in REPLACED and dashes + REPLACED[last] in names:
-        return (
-            f"; {dashes}{REPLACED[last]} takes its place. Its limit is a mean square over tokens and no TV distance: "
-            "docs/concepts.md#staleness has both"
-        )
     flags = []
     for alias in ALIASES.get(last, "").split(" or "):
         of_group = f"{dashes}{group}.{alias.partition('.')[2]}"  # critic.lr is critic.adam.lr
@@ -115,12 +108,6 @@ def as_switch(text: str) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _at_home(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_at_home(item) for item in value]
-    return at_home(value) if isinstance(value, Path) else value
-
-
 def parse_words(
     parser: argparse.ArgumentParser, words: Sequence[str], into: argparse.Namespace | None = None
 ) -> argparse.Namespace:
@@ -138,7 +125,6 @@ def parse_words(
         raise ConfigError(f"unknown flag {ambiguous[1]}{did_you_mean(ambiguous[1], flags)}") from None
     if not rest:
         vars(options).update(switches)
-        vars(options).update({name: _at_home(value) for name, value in vars(options).items()})
         return options
     for word in rest:
         if word.startswith("-") and not NUMBER.match(word):
@@ -156,10 +142,15 @@ def _why_unexpected(word: str, words: Sequence[str], flags: Sequence[str]) -> st
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that takes no abbreviated flags. Bad flags raise ConfigError, and do not end the process."""
+    """A parser that takes no abbreviated flags. Bad flags raise ConfigError, and do not end the process.
 
-    def __init__(self, prog: str, description: str, **settings: Any) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False, **settings)
+    `doc` is that of the command's file: "`bapo-openrlhf NAME`: DESCRIPTION". `~` in a Path is the home folder.
+    """
+
+    def __init__(self, prog: str, doc: str, **settings: Any) -> None:
+        text = doc.partition(": ")[2]
+        super().__init__(prog=prog, description=text[:1].upper() + text[1:], allow_abbrev=False, **settings)
+        self.register("type", Path, at_home)
 
     error = staticmethod(refuse)  # type: ignore[assignment]
 

@@ -1,4 +1,8 @@
-"""`bapo-openrlhf plan`: predict what a run would need with other models and GPUs, without loading anything."""
+"""`bapo-openrlhf plan`: predict what a run needs with other models and GPUs, and whether it fits.
+
+It needs memory, responses and buffers, each for GRPO, PPO, DAPO, BAPO-GRPO and BA-PPO. Nothing is loaded or measured.
+All flags of `train` are allowed too, above all --config.
+"""
 
 from collections.abc import Sequence
 
@@ -15,11 +19,7 @@ GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
 def build_parser(prog: str) -> Parser:
     """The command's own flags. All other flags are those of `train`."""
-    parser = Parser(
-        prog,
-        "Predict whether a run fits, and its memory, responses and buffers for GRPO, PPO, DAPO, BAPO-GRPO and BA-PPO. "
-        "Nothing is loaded or measured. All flags of `train` are allowed too, above all --config.",
-    )
+    parser = Parser(prog, __doc__)
     parser.add_argument("--gpus", type=int, nargs="+", default=None, help="numbers of GPUs "
                         "(default: the configuration's own, and 8 to 1024)")  # fmt: skip
     parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"any of {' '.join(SHAPES)} "

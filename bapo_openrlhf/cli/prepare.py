@@ -37,7 +37,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
 
 
 def _parser(prog: str) -> Parser:
-    parser = Parser(prog, __doc__.split(": ", 1)[1])
+    parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("task", help=f"{', '.join(TASKS)}, or a .py file with a TASK of your own")
     add("--out", type=Path, help="folder of the files (default: data/TASK)")

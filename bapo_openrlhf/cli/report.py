@@ -1,4 +1,7 @@
-"""`bapo-openrlhf report`: what runs did, as one HTML page."""
+"""`bapo-openrlhf report`: write one HTML page that shows and compares runs.
+
+It has their reward, batches, cost, theory and hard prompts. It needs no network and no other file.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +13,7 @@ from bapo_openrlhf.workbench.pages.text import printable
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     """Parse the arguments, read the runs and write the page."""
-    parser = Parser(
-        prog,
-        "One HTML page that shows and compares runs: reward, batches, cost, theory, hard prompts. It needs "
-        "no network and no other file.",
-    )
+    parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first")
     add("--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder")

@@ -1,4 +1,9 @@
-"""`bapo-openrlhf smoke`: two steps, a kill and a resume of a configuration, with a small model."""
+"""`bapo-openrlhf smoke`: show in minutes that a long run will work on this machine.
+
+It makes two steps of the configuration with the model's own architecture and vocabulary but two layers and random
+weights, then a save, a kill and a resume. All flags of `train` are allowed, above all --config. No weights are loaded:
+config.json and the tokenizer are enough.
+"""
 
 import uuid
 from collections.abc import Sequence
@@ -10,14 +15,7 @@ from bapo_openrlhf.training.driver.signals import caught
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
     """Parse, run, and return 0 if the smoke run passes, otherwise 1. A signal ends its processes, too."""
-    parser = Parser(
-        prog,
-        "Show in minutes that a long run will work on this machine: two steps of the configuration with "
-        "the model's own architecture and vocabulary but two layers and random weights, then a save, a kill and a "
-        "resume. All flags of `train` are allowed, above all --config. No weights are loaded: config.json and the "
-        "tokenizer are enough.",
-    )
-    _, rest = parser.parse_known_args(argv)
+    _, rest = Parser(prog, __doc__).parse_known_args(argv)
     args = arguments.parse(rest, prog)
     defaults = {action.dest: action.default for action in arguments.build_parser(prog)._actions}
 

@@ -1,4 +1,8 @@
-"""`bapo-openrlhf study`: runs a grid of methods, advantage paths and seeds on the real stack, and compares them."""
+"""`bapo-openrlhf study`: run a grid of methods, advantage paths and seeds on the real stack, and compare them.
+
+Several runs are in one Ray. The results are one table (parquet and CSV), one HTML page, and the page's main tables in
+Markdown. If the study was stopped, the same command continues it.
+"""
 
 import argparse
 import importlib
@@ -63,12 +67,7 @@ def _main(options: argparse.Namespace, prog: str) -> int:
 
 
 def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
-    parser = Parser(
-        prog,
-        "Run a grid of methods, advantage paths and seeds on the real stack, several runs in one Ray, and "
-        "compare them. The results are one table (parquet and CSV), one HTML page, and the page's main tables in "
-        "Markdown. If the study was stopped, the same command continues it.",
-    )
+    parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml")
     add("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")

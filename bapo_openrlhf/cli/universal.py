@@ -1,4 +1,7 @@
-"""`bapo-openrlhf universal`: convert a run's newest checkpoint, so that another number of ranks can resume it."""
+"""`bapo-openrlhf universal`: convert the newest whole checkpoint of a run to DeepSpeed's universal format.
+
+Any number of ranks can load that.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +11,7 @@ from bapo_openrlhf.cli.parser import Parser
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf universal") -> int:
     """Convert, and say how the run goes on."""
-    parser = Parser(
-        prog,
-        "Convert the newest whole checkpoint of a run to DeepSpeed's universal format, which any number of ranks can "
-        "load.",
-    )
+    parser = Parser(prog, __doc__)
     parser.add_argument("path", metavar="CKPT", type=Path, help="ckpt.path of the run: DIR/NAME/checkpoints by default")
     path = parser.parse_args(argv).path
 

@@ -1,4 +1,8 @@
-"""`bapo-openrlhf watch`: shows a run in the terminal while it goes on."""
+"""`bapo-openrlhf watch`: show a run in the terminal while it goes on.
+
+It shows progress, reward curve, batches, buffers and rates. The command ends with the run, or with Ctrl-C. If the
+output is not a terminal, it prints one picture.
+"""
 
 import time
 from collections.abc import Sequence
@@ -21,11 +25,7 @@ TICK = 0.5  # seconds between two looks at the record
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     """Parse the flags, then watch until the run has ended or Ctrl-C is pressed."""
-    parser = Parser(
-        prog,
-        "Show a run in the terminal while it goes on: progress, reward curve, batches, buffers, rates. "
-        "The command ends with the run, or with Ctrl-C. If the output is not a terminal, it prints one picture.",
-    )
+    parser = Parser(prog, __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run on this machine")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     args = parser.parse_args(argv)

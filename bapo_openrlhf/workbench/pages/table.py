@@ -1,14 +1,16 @@
 """A table: cells in a DataFrame, shown as HTML by a page, as Markdown, or in a terminal."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import pandas as pd
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from bapo_openrlhf.workbench.pages.text import number
+from bapo_openrlhf.workbench.pages.text import WIDTH, number
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,14 @@ class Table:
             section = place + 1 in self.strong and place not in self.strong
             table.add_row(*cells, style="bold" if place in self.strong else None, end_section=section)
         return table
+
+
+def show(tables: Sequence[Table], last: str) -> None:
+    """Print tables with their notes in a terminal, and a last line."""
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for table in tables:
+        console.print(table.rich())
+        for note in table.notes:
+            console.print(f"  {note}", highlight=False, markup=False)
+        console.print()
+    console.print(last, highlight=False, markup=False, soft_wrap=True)

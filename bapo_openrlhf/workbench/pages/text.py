@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+WIDTH = 140  # Columns if the output is not a terminal. The paper's widest table needs them.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 

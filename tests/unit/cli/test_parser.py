@@ -42,15 +42,6 @@ def test_an_unknown_flag_is_an_error_with_the_right_name(typed, form):
     assert sorted(end[:-1].split(" or ")) == sorted(MEANT[typed].split(" or "))
 
 
-@pytest.mark.parametrize("of", ["rollout", "fresh", "replayed"])
-def test_a_limit_of_tv_distances_is_refused_with_the_flag_that_takes_its_place(tmp_path, of):
-    said = refusal(f"--adapt.max_tv_{of}", "0.1")
-    assert said.startswith(f"unknown flag --adapt.max_tv_{of}; --adapt.max_shift_{of} takes its place.")
-    (tmp_path / "old.yaml").write_text(f"adapt: {{max_tv_{of}: 0.1}}")
-    said = refusal("--config", str(tmp_path / "old.yaml"))
-    assert f"old.yaml: unknown flag adapt.max_tv_{of}; adapt.max_shift_{of} takes its place." in said
-
-
 def test_aliases_name_flags_and_no_flag_has_such_a_name():
     known = {name[2:] for name in arguments.build_parser("prog")._option_string_actions}
     meant = {name for alias in ALIASES.values() for name in alias.split(" or ")}

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bapo_openrlhf.cli.show import show
 from bapo_openrlhf.tasks import get_task
 from bapo_openrlhf.workbench.evaluation import paper, results, store
 from bapo_openrlhf.workbench.evaluation.problems import COLUMNS, Benchmark, BenchmarkProblem
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
-from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.table import Table, show
 
 
 def test_the_paper_has_all_its_rows_and_printed_averages_are_the_means_but_for_two():
