@@ -22,8 +22,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
     from rich.console import Console
 
     from bapo_openrlhf.record.owner import owned
-    from bapo_openrlhf.workbench.smoke.run import Smoke
-    from bapo_openrlhf.workbench.smoke.stages import Stages
+    from bapo_openrlhf.workbench.smoke.run import Smoke, Stages
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     field, instead = f"run.name is {args.run.name}", "give another --run.name"

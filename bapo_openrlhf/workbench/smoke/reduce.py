@@ -1,19 +1,28 @@
-"""What a smoke run changes in a configuration, with the reason for each change. Everything else stays as it is given.
+"""What a smoke run changes in a configuration, with the reason for each change, and the small models that it makes.
+
+Everything else stays as it is given. A small model has another one's architecture and vocabulary with random weights.
 
 A smoke run has STEPS trainer steps, then it is killed and resumed for one more step. Each step takes the same prompts:
 the first rollout batch of the data.
 """
 
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf import machine
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import flags_of, with_flags
 from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.sizes import batch_arithmetic, response_tokens
 from bapo_openrlhf.launch.start import ON_THE_CPU
+from bapo_openrlhf.record.durable import open_to_others
+from bapo_openrlhf.user_file import at_home
 
 STEPS = 2  # before the kill
 LAYERS = 2
@@ -27,6 +36,7 @@ WIDTHS = {
     "head_dim": 32,
 }
 MOST = 2  # ranks of a model and engines on the CPU
+WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx*")
 PROMPTS, TOKENS, MICRO = 2, 16, 4  # prompts of a step, tokens of a response, samples of a micro-batch on the CPU
 
 NO_GPU = "it needs a GPU"
@@ -154,6 +164,58 @@ def gpus_needed(args: SimpleNamespace, changes: Iterable[Reduction]) -> int:
 def _models(args: SimpleNamespace) -> list[str]:
     models = [{"reference": "ref"}.get(name, name) for name in batch_arithmetic(args).ranks]
     return models if args.reward.remote_url else [*models, "reward"]
+
+
+# ── the small models ──
+
+
+def source_folder(flag: str, name: str) -> Path:
+    """A local folder with a model's configuration and tokenizer. From the hub everything but the weights is loaded."""
+    folder = at_home(name)
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, ignore_patterns=list(WEIGHTS)))
+    except Exception as error:
+        raise ConfigError(
+            f"{flag} is {name}; it is not a folder, and the model hub cannot be read ({one_line(error)[:120]}). smoke "
+            f"needs only config.json and the tokenizer, not the weights: give a folder that has them with --{flag}"
+        ) from None
+
+
+def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, scores: bool = False) -> list[Reduction]:
+    """Write a model with the files of `source`, but two layers and random weights; return the sizes that are smaller.
+
+    On a CPU widths shrink, too. `scores` says that it is a reward model. The weights are in bfloat16, as a run's.
+    """
+    machine.prepare()
+
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=True)
+    except Exception as error:
+        raise ConfigError(f"model {name}: its config.json cannot be read: {one_line(error)}") from None
+    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    changes = list(smaller("model", text, cpu=cpu))
+    if vision is not None:
+        changes += smaller("vision", vision, cpu=cpu, hidden=text.hidden_size)
+    kind = transformers.AutoModelForImageTextToText if vision is not None else transformers.AutoModelForCausalLM
+    if scores:
+        kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
+    torch.manual_seed(0)
+    model = kind.from_config(config, dtype=torch.bfloat16)
+    folder.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in WEIGHTS):
+            shutil.copyfile(file, folder / file.name)
+    model.save_pretrained(folder)
+    open_to_others(folder)
+    return changes
 
 
 def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> Iterator[Reduction]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,16 +33,97 @@ from bapo_openrlhf.record.outcome import UNTRAINED
 from bapo_openrlhf.record.owner import LOCK
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.smoke import reduce
-from bapo_openrlhf.workbench.smoke.model import changed_weights, make_small_model, source_folder
 from bapo_openrlhf.workbench.smoke.reward import write_reward
-from bapo_openrlhf.workbench.smoke.stages import Stages, survivors, variables_of
 from bapo_openrlhf.workbench.study.runner import TRAIN, require_steps
 
 CONFIG, RUN = "config.yaml", "run"
 LOSSES = ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm")
 LARGE = ("model1", "model2", "model3", "checkpoints", "saved", "saved_critic")  # folders that a verdict needs no more
 
+MARK = "BAPO_OPENRLHF_SMOKE"  # in the environment of each process of a smoke run
+PATIENCE = 900.0  # seconds after which a stage hangs
+# Ray's services, which hold no model. Some wait a minute for a server that was killed.
+SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"Agent", b"monitor.py")
+
 Row = Mapping[str, Any]
+
+
+# ── stages and processes ──
+
+
+def processes(mark: str) -> Iterator[Path]:
+    """The folders in /proc of the processes of a run."""
+    variable = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended, or it is another user's
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
+                    yield folder
+
+
+def survivors(mark: str) -> list[str]:
+    """Command lines of the processes of a run that hold a model."""
+    commands = []
+    for folder in processes(mark):
+        with suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if command and not any(service in command for service in SERVICES):
+                commands.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
+    return commands
+
+
+@dataclass
+class Stages:
+    """The stages of a smoke run. Each is said as soon as it has ended."""
+
+    mark: str  # of the processes of the run
+    say: Callable[[str], None]  # prints a line
+    show: Callable[[str], None]  # says on a terminal what goes on now
+    now: str = "checks"
+
+    def begin(self, name: str) -> None:
+        self.now = name
+        self.show(name)
+
+    def ended(self, begun: float, at: float) -> None:
+        """Say that the stage has ended; its first and its last moment are `time.time()`."""
+        self.say(f"  {self.now:<14}{duration(at - begun):>8}")
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A stage that lasts as long as the block."""
+        self.begin(name)
+        begun = time.time()
+        yield
+        self.ended(begun, time.time())
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """End all processes of the run after the block."""
+        try:
+            yield
+        finally:
+            for _ in range(50):  # a process may start another one before it ends
+                folders = list(processes(self.mark))
+                for folder in folders:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(folder.name), signal.SIGKILL)
+                if not folders:
+                    break
+                time.sleep(0.1)
+
+    def wait(self, until: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
+        """Wait until something has happened; a RunError if the process has ended before, or it takes too long."""
+        begun = time.monotonic()
+        while not until():
+            if process is not None and process.poll() is not None and not until():
+                raise RunError(f"the run ended with status {process.returncode}")
+            if time.monotonic() - begun > PATIENCE:
+                raise RunError(f"nothing happened for {duration(PATIENCE)}")
+            time.sleep(0.2)
+
+
+# ── the run ──
 
 
 @dataclass
@@ -56,7 +137,6 @@ class Smoke:
 
     @property
     def folder(self) -> Path:
-        """The folder of the smoke run."""
         return Path(self.args.run.dir).resolve() / "smoke" / self.args.run.name
 
     def passes(self) -> bool:
@@ -131,15 +211,17 @@ class Smoke:
 
     def _small_models(self, on_cpu: bool) -> tuple[dict[str, str], list[reduce.Reduction]]:
         """Make each model of the run small. Returns the flags that name the new ones, and the sizes that changed."""
-        names = {model: getattr(self.args, model).model_name_or_path for model in ("actor", "critic", "reward")}
-        flags = {f"{model}.model_name_or_path": name for model, name in names.items() if name}
-        sources = {name: source_folder(flag, name) for flag, name in flags.items()}
-        folders = {name: self.folder / f"model{number}" for number, name in enumerate(sources, 1)}
+        given = {role: getattr(self.args, role).model_name_or_path for role in ("actor", "critic", "reward")}
+        names = {role: name for role, name in given.items() if name}
+        sources = {name: reduce.source_folder(f"{role}.model_name_or_path", name) for role, name in names.items()}
+        kinds = {role: (name, role == "reward") for role, name in names.items()}  # a reward model has another head
+        different = dict.fromkeys(kinds.values())
+        folders = {kind: self.folder / f"model{number}" for number, kind in enumerate(different, 1)}
         changes = []
-        for name, source in sources.items():
+        for (name, scores), folder in folders.items():
             changes += [reduce.Reduction("weights", name, "random", "two layers have no others")]
-            changes += make_small_model(name, source, folders[name], cpu=on_cpu, scores=name == names["reward"])
-        return {flag: str(folders[name]) for flag, name in flags.items()}, changes
+            changes += reduce.make_small_model(name, sources[name], folder, cpu=on_cpu, scores=scores)
+        return {f"{role}.model_name_or_path": str(folders[kind]) for role, kind in kinds.items()}, changes
 
     def _rewards(self) -> list[reduce.Reduction]:
         """Write the reward file. An agent and a reward model keep their own rewards."""
@@ -168,7 +250,7 @@ class Smoke:
         with self._log.open("wb") as output:
             return subprocess.Popen(
                 command,
-                env=os.environ | variables_of(self.stages.mark),
+                env=os.environ | {MARK: self.stages.mark, **machine.ALONE},  # they fork from a process of their own
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -263,3 +345,23 @@ def _not_finite(row: Row) -> str:
 def _disagreement(row: Row) -> str:
     kl = row["gap/kl"]
     return "" if kl <= USUAL_KL else f"their KL divergence is {kl:.2g} a token, and rounding explains {USUAL_KL:g}"
+
+
+def changed_weights(before: Path, after: Path) -> bool:
+    """Whether any tensor of a saved model, or of its adapter, is another one than in the model before."""
+    old, new = tensors_of(before), tensors_of(after)
+    return any(
+        bool((tensor != old[name]).any()) if name in old else "lora_B" in name and bool(tensor.any())
+        for name, tensor in new.items()
+    )
+
+
+def tensors_of(folder: Path) -> dict[str, Any]:
+    """The tensors of a saved model, or of its adapter. OpenRLHF writes an adapter with torch under ZeRO-3."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for file in folder.glob("adapter_model.bin"):
+        tensors |= torch.load(file, map_location="cpu", weights_only=True)
+    return tensors

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -12,7 +13,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.conflicts import check_combinations
 from bapo_openrlhf.launch.start import ON_THE_CPU
-from bapo_openrlhf.workbench.smoke import model, reduce, reward
+from bapo_openrlhf.workbench.smoke import reduce, reward, run
 
 ROOT = Path(__file__).resolve().parents[3]
 published = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
@@ -143,7 +144,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder, scores):
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=scores)
+    reduce.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=scores)
     kind = getattr(published.transformers, f"AutoModelFor{'SequenceClassification' if scores else 'CausalLM'}")
     result, loading = kind.from_pretrained(folder / "small", output_loading_info=True)
     assert not loading["missing_keys"] and str(result.dtype) == "torch.bfloat16"
@@ -152,13 +153,24 @@ def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder, 
     assert (folder / "small" / "tokenizer.json").read_text() == "{}"
 
 
+def test_a_reward_model_has_a_head_of_its_own_although_it_is_the_actors_folder(folder):
+    model = SimpleNamespace(model_name_or_path=str(folder / "given"))
+    models = {"actor": model, "critic": model, "reward": model}
+    args = SimpleNamespace(**models, run=SimpleNamespace(dir=str(folder), name="mine"))
+    names, _ = run.Smoke(args, {}, None)._small_models(True)
+    configs = [json.loads(Path(name, "config.json").read_text()) for name in names.values()]
+    heads = [config["architectures"][0].removeprefix("Qwen2For") for config in configs]
+    assert [*names] == [f"{role}.model_name_or_path" for role in models]
+    assert heads == ["CausalLM", "CausalLM", "SequenceClassification"] and len({*names.values()}) == 2
+
+
 def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
     def fail(name, **_):
         raise OSError("no route to the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ValueError, match=r"actor.model_name_or_path is A/B; .*no route"):
-        model.source_folder("actor.model_name_or_path", "A/B")
+        reduce.source_folder("actor.model_name_or_path", "A/B")
 
 
 def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import main
 from bapo_openrlhf.record.run_record import read_metrics
-from bapo_openrlhf.workbench.smoke import model, run, stages
+from bapo_openrlhf.workbench.smoke import run
 
 HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parents[2] / "configs" / "bapo_grpo_countdown_qwen2.5_math_1.5b.yaml"
@@ -34,7 +34,7 @@ def smoke(tmp_path, monkeypatch, capsys, tokenizer_folder):
     def start(fault="", *words):
         monkeypatch.setenv("FAKE_FAULT", fault)
         # A busy machine takes seconds for what does not hang.
-        monkeypatch.setattr(stages, "PATIENCE", 10.0 if fault in ("no checkpoint", "survivor") else 120.0)
+        monkeypatch.setattr(run, "PATIENCE", 10.0 if fault in ("no checkpoint", "survivor") else 120.0)
         flags = [f"--actor.model_name_or_path={tmp_path}/model", f"--data.prompt_dataset={tmp_path}/data.jsonl",
                  f"--run.dir={tmp_path}/runs", "--run.name=mine"]  # fmt: skip
         return main.run(["smoke", "--config", str(CONFIG), *flags, *words]), capsys.readouterr().out.splitlines()
@@ -111,11 +111,16 @@ def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
 def test_nothing_is_left_of_a_smoke_run_that_is_told_to_end(smoke, monkeypatch):
     """SIGTERM while `train` goes on, which is in a session of its own."""
     marks = []
-    monkeypatch.setattr(run, "variables_of", lambda mark: marks.append(mark) or stages.variables_of(mark))
-    monkeypatch.setattr(run.Smoke, "_follow", lambda *_: signal.raise_signal(signal.SIGTERM))
+
+    def end(smoke_run, *_):
+        marks.append(smoke_run.stages.mark)
+        assert run.survivors(marks[0])
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(run.Smoke, "_follow", end)
     before = signal.getsignal(signal.SIGTERM)
     assert smoke()[0] == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
-    assert len(marks) == 1 and not stages.survivors(marks[0])
+    assert not run.survivors(marks[0])
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -127,4 +132,4 @@ def test_an_adapter_that_torch_wrote_counts(tmp_path, learned):
     save_file({"weight": torch.ones(2)}, before / "model.safetensors")
     factors = {"weight.lora_A": torch.ones(2), "weight.lora_B": torch.full((2,), float(learned))}
     torch.save(factors, after / "adapter_model.bin")
-    assert model.changed_weights(before, after) is learned
+    assert run.changed_weights(before, after) is learned
