@@ -41,7 +41,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     datasets = (args.data.prompt_dataset or "").split(",")
     data = options.prompts is None or all(os.path.exists(dataset.strip().split("@")[0]) for dataset in datasets)
     checked = check_inputs(args, data=data, ahead=True, elsewhere=options.prompts)
-    checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, options.gpu)))
+    checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants)))
     print_warnings(checked)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
@@ -66,12 +66,12 @@ def _start(args: SimpleNamespace, prompts: int | None, *, data: bool) -> str:
     return f"with step {start.step + 1}, from {start.tag}"
 
 
-def _stage(args: SimpleNamespace, constants: Constants, gpu: str) -> list[str]:
+def _stage(args: SimpleNamespace, constants: Constants) -> list[str]:
     try:
         shape = shape_of_actor(args.actor.model_name_or_path)
     except ConfigError:
         return []
-    return lower_stage(shape, Workload(args), constants, gpu) if shape else []
+    return lower_stage(shape, Workload(args), constants) if shape else []
 
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     args.adapt.thresholds()  # raises ConfigError also for an algorithm that does not use them
     workload = Workload(args)
     gpus = sorted({*(options.gpus or [workload.gpus, *GPUS])})
-    plan = Plan(shapes, gpus, workload, constants, options.steps, options.gpu)
+    plan = Plan(shapes, gpus, workload, constants, options.steps)
     print(page(plan))
     return 0
 

@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def prepare(given: argparse.Namespace) -> tuple[str, float, float, list[str]]:
 def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: str, size: float) -> Any:
     """The planned Memory of a kind on GPUs of `size` bytes."""
     settings = Workload(arguments.parse(words))
-    constants = constants_of(sheet).with_values("nvidia-smi", {"gpu_bytes": size})
+    constants = replace(constants_of(sheet), gpu_bytes=size)
     method = Algorithm(kind.name, adapted=kind.algorithm.startswith("ba"), critic=has_critic(kind))
     return gpu_memory(shape, settings, constants, method, settings.blocks(method)["actor"].gpus)
 

@@ -1,8 +1,7 @@
 """Every number that a plan assumes, in one place, with its unit and its source."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 
@@ -30,6 +29,7 @@ STUDY = "GRPO in the first study, docs/plan.md"
 class Constants:
     """What a plan is computed from, in addition to the flags and a model's shape."""
 
+    gpu: str = "H100"  # kind of GPU, one of DATA_SHEETS
     gpu_bytes: float = _constant(80 * GIB, "bytes", "memory of a GPU", "data sheet")
     gpus_per_machine: int = _constant(8, "GPUs", "number in a machine", ASSUMED)
     engine_reserve_bytes: float = _constant(
@@ -51,29 +51,19 @@ class Constants:
     hard_share: float = _constant(0.469, "of fresh groups", "mean reward is at most c1", STUDY)
     leaving_share: float = _constant(0.171, "of re-evaluated prompts", "above c1, so they leave the buffer", STUDY)
     improved_share: float = _constant(0.157, "of re-evaluated prompts", "mean is above c1 and below 1: X2", STUDY)
-    sources: Mapping[str, str] = field(default_factory=dict)  # of the values that replaced a default
-
-    @property
-    def usable_bytes(self) -> float:
-        return self.gpu_bytes - self.reserve_bytes
 
     def rows(self) -> list[dict[str, Any]]:
         """Name, value, unit, meaning and source of each constant."""
         return [
             {"name": item.name, "value": getattr(self, item.name), **item.metadata}
-            | ({"source": self.sources[item.name]} if item.name in self.sources else {})
+            | ({"source": DATA_SHEETS[self.gpu][0]} if item.name == "gpu_bytes" else {})
             for item in fields(self)
             if item.metadata
         ]
-
-    def with_values(self, source: str, values: Mapping[str, Any]) -> Self:
-        """These constants with some values replaced by those of another source."""
-        return replace(self, **values, sources={**self.sources, **dict.fromkeys(values, source)})
 
 
 def constants_of(gpu: str) -> Constants:
     """The constants for one of DATA_SHEETS; a ConfigError for another word."""
     if gpu not in DATA_SHEETS:
         raise ConfigError(f"gpu is {gpu!r}; it must be one of {', '.join(DATA_SHEETS)}")
-    sheet, size = DATA_SHEETS[gpu]
-    return Constants().with_values(sheet, {"gpu_bytes": size})
+    return Constants(gpu, DATA_SHEETS[gpu][1])

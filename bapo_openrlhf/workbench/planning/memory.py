@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from bapo_openrlhf.flags.rules import FLOAT32
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
 from bapo_openrlhf.workbench.planning.shapes import BYTES, ModelShape
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
@@ -97,13 +98,14 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     While others work, a colocated model that sleeps keeps its 16-bit weights on the GPU, and a sleeping engine nothing.
     """
     args, size = workload.args, tensor_parallel(shape, workload, constants)
+    gradient = 4 if args.ds.grad_accum_dtype in FLOAT32 else BYTES  # while those of several micro-batches are added up
     adapter = shape.adapter_parameters(args.ds.lora.rank, args.ds.lora.target_modules)
     parameters = shape.parameters_on(workload.copies)
 
     def state(role: str) -> float:
         return model_state_bytes(
             parameters, args.ds.zero_stage, workload.ranks(role, algorithm, total), adapter=adapter,
-            optimizer_on_host=args.ds.adam_offload, gradient=workload.gradient_bytes,
+            optimizer_on_host=args.ds.adam_offload, gradient=gradient,
         )  # fmt: skip
 
     def weights(role: str) -> float:
@@ -134,11 +136,12 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
             training = max(training, state(model) + activations[model] + others + resident_bytes)
     largest = max(state(model) + activations[model] for model in trained)
     engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))
+    usable = constants.gpu_bytes - constants.reserve_bytes
     reasons = {
         "engine": size is None,
         "GPUs": total < len(blocks) or engines < (size or 0) or actors < workload.copies,
-        "training": largest > constants.usable_bytes,
-        "together": max(generation, experience, training) > constants.usable_bytes,
+        "training": largest > usable,
+        "together": max(generation, experience, training) > usable,
         # DeepSpeed requires that each rank has a micro-batch in each optimizer step.
         "batch": args.train.batch_size < workload.most_ranks(algorithm, total) * args.train.micro_batch_size,
     }

@@ -17,14 +17,13 @@ from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Wor
 
 @dataclass(frozen=True)
 class Plan:
-    """What a plan is made from. `gpus` are in rising order, `gpu` is their kind, `steps` are those of the whole run."""
+    """What a plan is made from. `gpus` are in rising order, and `steps` are those of the whole run."""
 
     shapes: Sequence[ModelShape]
     gpus: Sequence[int]
     workload: Workload
     constants: Constants
     steps: int
-    gpu: str
 
     def counts(self, algorithm: Algorithm) -> dict[str, Any]:
         """What an algorithm does on any model and GPUs: in an average step, but `rollouts` in the whole run.
@@ -33,7 +32,9 @@ class Plan:
         the longest samples.
         """
         workload, constants = self.workload, self.constants
-        groups, (prompt, response) = average_groups(algorithm, workload, constants), workload.lengths(constants)
+        groups = average_groups(algorithm, workload, constants)
+        prompt = constants.prompt_share * workload.prompt_tokens  # mean length
+        response = constants.response_share * workload.response_tokens
         size, buffers = workload.args.rollout.n_samples_per_prompt, float(algorithm.adapted)
         stored, most = buffers * replayable_groups(workload, constants), buffers * workload.replay_capacity
         return {
@@ -57,11 +58,11 @@ def page(plan: Plan) -> str:
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
-        *(f"{verdict(shape, plan.gpus, plan.workload, plan.constants, plan.gpu)}\n" for shape in plan.shapes),
+        *(f"{verdict(shape, plan.gpus, plan.workload, plan.constants)}\n" for shape in plan.shapes),
         *_not_predicted(plan),
         "# Plan: predicted, not measured\n",
-        f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
-        "the end; no model was loaded.\n",
+        f"{plan.constants.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the "
+        "constants at the end; no model was loaded.\n",
         "## Groups of an average step, responses, tokens\n",
         _groups(plan),
         "## Predicted GiB on the fullest GPU: while generating / while training\n",

@@ -36,11 +36,12 @@ CHANGES: tuple[tuple[str, Any], ...] = (
 NO_FLAG = "No flag that the plan tries is enough: take more GPUs, GPUs with more memory, or a smaller model."
 
 
-def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constants: Constants, gpu: str) -> str:
+def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constants: Constants) -> str:
     """The sentences for one model, on the configuration's own number of GPUs, or on the lowest of `gpus`."""
     by_gpus = {count: gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
     number = workload.gpus if workload.gpus in gpus else min(gpus)
-    memory, name, hardware = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")
+    memory, name = by_gpus[number], f"{shape.name} with {workload.algorithm.name}"
+    hardware = many(number, f"{constants.gpu} GPU")
     fitting = [count for count in gpus if by_gpus[count].word == "fits"]
     if memory.word == "fits":
         others = [str(count) for count in sorted(set(gpus) - set(fitting))]
@@ -50,7 +51,7 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
     changes = _changes(shape, number, workload, constants)
     remedies = [f"with {' '.join(changes)}"] if changes else []
     if larger := [count for count in fitting if count > number]:
-        remedies.append(f"on {many(min(larger), f'{gpu} GPU')}")
+        remedies.append(f"on {many(min(larger), f'{constants.gpu} GPU')}")
     advice = f"It would fit {_or(remedies)}." if remedies else NO_FLAG
     return f"Predicted: {name} does not fit on {hardware}. {_why(memory, shape, workload, constants)} {advice}"
 
@@ -137,7 +138,7 @@ def proposal(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     return flags | {RECOMPUTES: memory.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
 
 
-def lower_stage(shape: ModelShape, workload: Workload, constants: Constants, gpu: str) -> list[str]:
+def lower_stage(shape: ModelShape, workload: Workload, constants: Constants) -> list[str]:
     """A warning if the workload has ZeRO stage 3 although a lower one fits, with the memory of both."""
     if workload.args.ds.zero_stage < 3:
         return []
@@ -151,5 +152,5 @@ def lower_stage(shape: ModelShape, workload: Workload, constants: Constants, gpu
     )
     return [
         f"{STAGE} is 3; {stage} fits too, and takes less time, because stage 3 gathers the weights for each pass. "
-        f"Predicted for {shape.name} on {many(gpus, f'{gpu} GPU')} (--gpu names another kind): {sizes}"
+        f"Predicted for {shape.name} on {many(gpus, f'{constants.gpu} GPU')} (--gpu names another kind): {sizes}"
     ]

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.flags.config import with_flags
-from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import Block, blocks_of
-from bapo_openrlhf.flags.rules import FLOAT32
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import most_rounds, most_tokens, response_tokens
-from bapo_openrlhf.workbench.planning.constants import Constants
-from bapo_openrlhf.workbench.planning.shapes import BYTES
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,6 @@ class Workload:
         padded = self.micro_samples("train") > 1 and not args.ds.packing_samples
         return self.sample_tokens if padded and args.ds.attn_implementation == "sdpa" else 0
 
-    def lengths(self, constants: Constants) -> tuple[float, float]:
-        """Mean tokens of a prompt and of a response."""
-        return constants.prompt_share * self.prompt_tokens, constants.response_share * self.response_tokens
-
     @property
     def replay_capacity(self) -> int:
         """Most groups that the replay buffer holds after a step: its room, or those of the step and the ones before."""
@@ -100,14 +94,9 @@ class Workload:
         """Number of GPUs that hold one data-parallel rank."""
         return self.args.ds.tensor_parallel_size
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of a gradient while those of several micro-batches are added up."""
-        return 4 if self.args.ds.grad_accum_dtype in FLOAT32 else BYTES
-
-    @property
+    @cached_property
     def reference(self) -> bool:
-        return has_reference(self.args)
+        return "ref" in Flags.of(self.args).loaded
 
     def has_reference(self, algorithm: Algorithm) -> bool:
         return self.reference and algorithm.reference

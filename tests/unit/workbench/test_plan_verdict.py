@@ -1,6 +1,7 @@
 """The sentences that a plan begins with, and what it proposes: against `memory.py`, and by trying all flags."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -19,7 +20,7 @@ from bapo_openrlhf.workbench.planning.workload import Workload
 
 
 def verdict_of(size, gpus, flags=(), workload=WORKLOAD):
-    return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS, "H100")
+    return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS)
 
 
 def allowed(flags):
@@ -144,7 +145,7 @@ def test_presets_have_what_the_plan_proposes(preset, tmp_path):
     shape, workload = shape_of_folder("actor.model_name_or_path", tmp_path), Workload(args)
     gpu = constants_of("4090" if workload.gpus == 1 else "H100")
     if workload.algorithm.critic:
-        gpu = gpu.with_values("a tenth less", {"reserve_bytes": gpu.reserve_bytes + gpu.gpu_bytes / 10})
+        gpu = replace(gpu, reserve_bytes=gpu.reserve_bytes + gpu.gpu_bytes / 10)
     configured = {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable}
     assert workload.gpus in (1, 8) and configured == proposal(shape, workload.gpus, workload, gpu)
 

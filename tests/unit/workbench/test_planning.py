@@ -577,7 +577,7 @@ def test_no_step_of_the_real_method_stores_more(make_group):
 
 
 def planned(workload=WORKLOAD, constants=CONSTANTS, steps=21):
-    return Plan([SHAPES["7B"]], [8], workload, constants, steps, "H100")
+    return Plan([SHAPES["7B"]], [8], workload, constants, steps)
 
 
 def test_counts_by_hand():
