@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Preparation:
-    """What to prepare."""
-
     out: Path
     parts: tuple[str, ...] | None = None  # None: all
     generator: str | None = None  # None: published data
@@ -77,10 +74,19 @@ def _check(task: Task, request: Preparation) -> None:
     for kind, name, allowed in names:
         if name is not None and name not in allowed:
             raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(allowed) or 'none'}")
-    if request.generator is not None and request.local:
+    if request.generator is None:
+        if task.problem is None:
+            raise ConfigError(f"generator is None; {task.name} has {', '.join(task.sizes or {})}, and no published data")
+        return
+    if request.local:
         raise ConfigError(f"generator is {request.generator!r} and there are local copies; give only one of the two")
-    if request.generator is None and task.problem is None:
-        raise ConfigError(f"generator is None; {task.name} has {', '.join(task.sizes or {})}, and no published data")
+    sizes = {**(task.sizes or {})[request.generator], **request.limits}
+    for part in request.parts or ():
+        if part not in sizes:
+            raise ConfigError(
+                f"part is {part!r}; generator {request.generator} has {', '.join(sizes)}, and makes others only "
+                f"with a size: --size {part}=N"
+            )
 
 
 def read_manifest(out: Path, task: str) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def read_manifest(out: Path, task: str) -> dict[str, Any]:
     if manifest.get("format") != FORMAT or manifest.get("task") != task:
         raise ConfigError(
             f"{path} has task {manifest.get('task')} and format {manifest.get('format')}; they must be {task} and "
-            f"{FORMAT}: choose another folder (--out)"
+            f"{FORMAT}: choose another folder (`prepare --out`)"
         )
     return manifest
 
@@ -212,24 +218,19 @@ class _Build:
         prompt, tests = self.task.prompts[style], dict[str, list[str]]()
         if self.name == "train" and self.request.drop_overlap:
             tests = _tests(self.request.out, self.task.benchmarks)
-        path, written = self.request.out / f"{self.name}.jsonl", 0
-        unfinished = path.with_name(path.name + ".tmp")
-        with unfinished.open("w", encoding="utf-8") as file:
-            for number, problem in tqdm(problems, desc=f"{self.name}: writing", unit="row", leave=False, disable=None):
-                row = self._row(number, problem, prompt(problem))
-                if row is None:
-                    continue
-                if same := tests.get(row["key"]):
-                    self._reject(number, f"in a benchmark: {same[0]}")
-                    continue
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                written += 1
-        if written:
-            os.replace(unfinished, path)
-        else:
-            unfinished.unlink()
-        _write_lines(path.with_name(f"{self.name}.rejected.jsonl"), self.rejected)
-        return written
+        rows = []
+        for number, problem in tqdm(problems, desc=f"{self.name}: writing", unit="row", leave=False, disable=None):
+            row = self._row(number, problem, prompt(problem))
+            if row is None:
+                continue
+            if same := tests.get(row["key"]):
+                self._reject(number, f"in a benchmark: {same[0]}")
+                continue
+            rows.append(row)
+        if rows:
+            _write_lines(self.request.out / f"{self.name}.jsonl", rows)
+        _write_lines(self.request.out / f"{self.name}.rejected.jsonl", self.rejected)
+        return len(rows)
 
     def _row(self, number: int, problem: Problem, text: str) -> dict[str, Any] | None:
         """The row that OpenRLHF reads. None means that the prompt is too long."""

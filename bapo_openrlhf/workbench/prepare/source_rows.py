@@ -160,10 +160,11 @@ def _hub(part: str, source: Source) -> SourceRows:
 def _answers(endpoint: str) -> bool:
     """Whether a connection to the hub can be opened. A proxy is not tried."""
     address = urlsplit(endpoint)
+    port = address.port or (80 if address.scheme == "http" else 443)
     if getproxies().get(address.scheme):
         return True
     try:
-        socket.create_connection((address.hostname, address.port or 443), timeout=PATIENCE).close()
+        socket.create_connection((address.hostname, port), timeout=PATIENCE).close()
     except OSError:
         return False
     return True

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import socket
 from collections import Counter
@@ -49,7 +50,7 @@ TASK = Task(
     problem=problem,
     prompts={"plain": lambda problem: problem.text, "loud": lambda problem: f"Solve: {problem.text}"},
     generate=generate,
-    sizes={"counting": {"train": 20, "held_out": 4, "other": 3}},
+    sizes={"counting": {"train": 20, "held_out": 4, "other": 3}, "few": {"train": 20}},
 )
 
 
@@ -229,7 +230,7 @@ def test_another_version_of_the_task_makes_its_files_anew(tmp_path, other, chang
 
 def test_interrupted_call_goes_on_to_the_same_files(tmp_path, prepare_all, monkeypatch):
     whole = prepare_all(out=tmp_path / "whole")
-    real = build.os.replace
+    real = os.replace
     for stop in itertools.count(1):
         left = iter(range(stop))
 
@@ -240,7 +241,7 @@ def test_interrupted_call_goes_on_to_the_same_files(tmp_path, prepare_all, monke
 
         out = tmp_path / f"stopped{stop}"
         with monkeypatch.context() as patch:
-            patch.setattr(build.os, "replace", replace)
+            patch.setattr(os, "replace", replace)
             try:
                 prepare_all(out=out)
                 break
@@ -308,6 +309,7 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
     ({"generator": "magic", "local": {}}, "generator is 'magic'; toy has counting"),
     ({"generator": "counting"}, "generator is 'counting' and there are local copies"),
     ({"limits": {"test": 1}}, "part is 'test'"),
+    ({"generator": "few", "parts": ("other",), "local": {}}, "part is 'other'; generator few has train, .*other=N"),
 ])  # fmt: skip
 def test_unknown_names(prepare_all, changes, says):
     with pytest.raises(ConfigError, match=says):
@@ -372,6 +374,14 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
     assert all(part in str(error.value) for part in parts)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert source_rows._answers(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(("address", "port"), [("http://one", 80), ("https://one", 443), ("http://one:8080", 8080)])
+def test_the_port_of_a_hub_is_that_of_its_address(address, port, monkeypatch):
+    asked = []
+    monkeypatch.setattr(source_rows, "getproxies", dict)
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append(place) or socket.socket())
+    assert source_rows._answers(address) and asked == [("one", port)]
 
 
 def test_hub_rows_and_commit_until_a_copy_takes_their_place(tmp_path, other, monkeypatch):
