@@ -18,8 +18,8 @@ from bapo_openrlhf.workbench.planning.workload import Workload
 
 INPUTS = ("input", "prompt", "question", "problem", "messages")  # names of the column with problems, by preference
 LABELS = ("label", "answer", "solution", "ground_truth", "target")
-LEAST_ROWS = 20
-HELD_OUT, MOST_HELD_OUT = 10, 100  # one row of so many is for evaluations, and at most so many are
+LEAST_ROWS = 20  # with different prompts
+HELD_OUT, MOST_HELD_OUT = 10, 100  # one prompt of so many is for evaluations, and at most so many are
 GROUP = 8  # responses to a prompt
 MOST_PROMPTS, LEAST_PROMPTS = 64, 8  # of a step
 STEPS_OF_A_PASS = 16  # fewer prompts are in a step if a pass through the data would have fewer steps
@@ -46,16 +46,22 @@ def problems_in(path: Path) -> Problems:
     columns = [*rows[0]] if rows else []
     keys = []
     for names in (INPUTS, LABELS):
-        keys.append(next((name for name in names if name in columns), None))
-        if keys[-1] is None:
+        there = [name for name in names if name in columns]
+        if not there:
             raise ConfigError(
                 f"data is {path}; its columns are {', '.join(columns) or 'none'}, and one must be named "
                 f"{', '.join(names[:-1])} or {names[-1]}"
             )
-    if len(rows) < LEAST_ROWS:
-        raise ConfigError(f"data is {path}; it has {len(rows)} rows, and must have at least {LEAST_ROWS}")
+        differ = (name for name in there if any(row.get(name) != rows[0][name] for row in rows))
+        keys.append(next(differ, there[0]))
     rows = [{key: row.get(key) for key in keys} for row in rows]
-    held_out = rows[HELD_OUT - 1 :: HELD_OUT][:MOST_HELD_OUT]
+    by_prompt = {repr(row[keys[0]]): row for row in rows}  # a prompt may be a list of messages
+    if len(by_prompt) < LEAST_ROWS:
+        raise ConfigError(
+            f"data is {path}; it has {len(rows)} rows with {len(by_prompt)} different prompts (column {keys[0]}), and "
+            f"must have at least {LEAST_ROWS}"
+        )
+    held_out = [*by_prompt.values()][HELD_OUT - 1 :: HELD_OUT][:MOST_HELD_OUT]
     prompts = [row[keys[0]] for row in held_out]
     return Problems(*keys, [row for row in rows if row[keys[0]] not in prompts], held_out)
 

@@ -124,12 +124,23 @@ class TestOwnProblems:
         pandas.read_json(path, lines=True).to_parquet(tmp_path / "mine.parquet")
         assert first_run.problems_in(tmp_path / "mine.parquet") == first_run.problems_in(path)
 
+    @pytest.mark.parametrize("copies", [1, 10])
+    def test_a_column_with_equal_prompts_is_left_for_another(self, tmp_path, copies):
+        """Each prompt may be there so often that the rows of the evaluation have all of them."""
+        path = tmp_path / "mine.jsonl"
+        rows = [{"input": "", "question": f"{n} + 1?", "answer": n + 1} for n in range(20)] * copies
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        problems = first_run.problems_in(path)
+        assert (problems.input_key, len(problems.train), len(problems.held_out)) == ("question", 18 * copies, 2)
+
     def test_what_is_refused(self, tmp_path, capsys):
         self.write(tmp_path, 5)
+        (tmp_path / "equal.jsonl").write_text('{"input": "", "answer": 2}\n' * 30)
         (tmp_path / "other.jsonl").write_text('{"a": 1, "label": 2}\n' * 30)
         cases = {
             "mine.jsonl": "has 5 rows",
             "other.jsonl": "columns are a, label",
+            "equal.jsonl": "has 30 rows with 1 different prompts (column input), and must have at least 20",
             "none.csv": "no such",
             "": "no such",
         }
