@@ -20,8 +20,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse the flags, evaluate, and print the tables."""
     args = parse(argv, prog)
 
-    from bapo_openrlhf.workbench.evaluation.problems import Columns
-    from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
+    from bapo_openrlhf.workbench.evaluation.problems import Columns, Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
     from bapo_openrlhf.workbench.pages.table import show

@@ -59,7 +59,7 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
             "the two numbers must be equal"
         )
     for image in images:
-        _check_image(where, image)
+        check_image(where, image)
 
 
 def is_one_for_all(args: SimpleNamespace) -> bool:
@@ -91,7 +91,8 @@ def places(prompt: Any) -> int:
     return sum(map(places, prompt)) if isinstance(prompt, list) else 0
 
 
-def _check_image(where: str, image: Any) -> None:
+def check_image(where: str, image: Any) -> None:
+    """Raise ConfigError, which begins with `where`, if an image is no text, does not open or is too long."""
     from PIL import Image
 
     if not isinstance(image, str):

@@ -14,7 +14,7 @@ from bapo_openrlhf.record.durable import write_atomically, write_json
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
 from bapo_openrlhf.workbench.evaluation.estimators import with_interval
-from bapo_openrlhf.workbench.evaluation.paper import BENCHMARKS
+from bapo_openrlhf.workbench.evaluation.problems import titles
 from bapo_openrlhf.workbench.pages.table import Table
 
 COMPARE = "compare"
@@ -117,7 +117,7 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     avg, passed = (estimators.estimate(differences[:, i].mean(), means[:, i]) for i in (0, 1))
     names = np.array(ids, dtype=object)
     return {
-        "title": BENCHMARKS.get(name, name),
+        "title": titles().get(name, name),
         "problems": len(ids),
         "only_in_a": len(rows_a) - len(ids),
         "only_in_b": len(rows_b) - len(ids),
@@ -140,7 +140,7 @@ def _values(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """avg and pass@k in percent and the number of solved responses of each problem, each of shape (P,)."""
     scores = estimators.scores_of(rows, reward_range)
-    right = estimators.solved(scores).sum(axis=1)
+    right = (scores >= estimators.SOLVED).sum(axis=1)
     return 100 * scores.mean(axis=1), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
 
 

@@ -28,11 +28,6 @@ def scores_of(rows: Sequence[Mapping[str, Any]], reward_range: Range) -> np.ndar
     return scores
 
 
-def solved(scores: np.ndarray) -> np.ndarray:
-    """Whether each response is solved, in the shape of `scores`."""
-    return np.asarray(scores, dtype=float) >= SOLVED
-
-
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     """Unbiased estimate of the probability that at least one of k responses is solved: 1 - C(n - c, k) / C(n, k).
 
@@ -71,21 +66,15 @@ def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: in
     return np.concatenate([values[rng.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
 
 
-def interval(means: np.ndarray) -> tuple[float, float]:
-    """Percentile interval (low, high) of resampled means of shape (resamples,) (Efron and Tibshirani, Ch. 13).
+def estimate(value: float, means: np.ndarray) -> Estimate:
+    """A value with the percentile interval of its resampled means, shape (resamples,) (Efron and Tibshirani, Ch. 13).
 
     It covers the choice of the problems and of n responses, but no other training seed, prompt or temperature, and no
     errors of the judge. With 30 problems it is wide (up to about 18 points on each side), and a 95 % interval covers
     about 93 %. If all problems have the same value it has no width, which does not mean certainty.
     """
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def estimate(value: float, means: np.ndarray) -> Estimate:
-    """A value with the interval of its resampled means."""
-    low, high = interval(means)
-    return {"value": float(value), "low": low, "high": high}
+    return {"value": float(value), "low": float(low), "high": float(high)}
 
 
 def with_interval(estimated: Estimate | None, signed: bool = False) -> str:

@@ -16,8 +16,7 @@ from bapo_openrlhf.launch.model_files import positions_of
 from bapo_openrlhf.training.engine.engine_core import ENGINE
 from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.training.engine.response_text import texts
-from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
-from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
+from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem, Request, Sampling
 
 Key = tuple[str, str]  # benchmark and problem id
 
@@ -74,9 +73,9 @@ class Prompter:
         if problem.images:
             try:
                 images = pictures(list(problem.images))
-            except ValueError as error:
-                raise ConfigError(f"problem {problem.id}: {error}") from None
-            inputs = self._processor(text=[text], images=images, add_special_tokens=False)
+                inputs = self._processor(text=[text], images=images, add_special_tokens=False)
+            except Exception as error:  # a processor raises what it likes
+                raise ConfigError(f"problem {problem.id}: {one_line(error)}") from None
             length = len(inputs["input_ids"][0])
         return EncodedPrompt(text, token_ids, problem.images, length)
 

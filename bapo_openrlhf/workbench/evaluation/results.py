@@ -1,22 +1,27 @@
-"""Estimates from the finished problems, and the files for readers: results.json, .csv and .md."""
+"""Estimates from the finished problems, and the files for readers: results.json, .csv and .md.
+
+The paper's results are those of Table 1 of "Buffer Matters" (arXiv 2602.20722, Sec. 5.1). Its rows are in paper.yaml.
+"""
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from bapo_openrlhf.record.durable import write_atomically, write_json
 from bapo_openrlhf.record.run_record import provenance
-from bapo_openrlhf.workbench.evaluation import estimators, paper, store
+from bapo_openrlhf.workbench.evaluation import estimators, store
 from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
-from bapo_openrlhf.workbench.evaluation.paper import Block
-from bapo_openrlhf.workbench.evaluation.problems import Benchmark
-from bapo_openrlhf.workbench.evaluation.request import Request
+from bapo_openrlhf.workbench.evaluation.problems import Benchmark, Request
 from bapo_openrlhf.workbench.pages.table import Table
 
 RESULTS = "results"
+PAPER, PAPER_RUNS = "arXiv 2602.20722", 32
 
 
 def write(
@@ -70,7 +75,7 @@ def estimate(
 
     `scores` are those of the rows, from `scores_of`.
     """
-    right = estimators.solved(scores)
+    right = scores >= estimators.SOLVED
     runs = scores.shape[1]
     by_name = {f"avg@{runs}": 100 * scores.mean(axis=1)}
     by_name |= {f"pass@{k}": 100 * estimators.pass_at_k(right.sum(axis=1), runs, k) for k in ks}
@@ -88,7 +93,7 @@ def estimate(
 def _averages(entries: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: int) -> dict[str, Estimate]:
     """The average of each complete block of the paper. Benchmarks weigh the same, and are resampled independently."""
     averages = {}
-    for block in paper.BLOCKS:
+    for block in BLOCKS:
         if all(name in entries for name in block.benchmarks):
             value = np.mean([entries[name]["metrics"][f"avg@{runs}"]["value"] for name in block.benchmarks])
             resampled = np.mean([means[name] for name in block.benchmarks], axis=0)
@@ -96,12 +101,55 @@ def _averages(entries: Mapping[str, Any], means: Mapping[str, np.ndarray], runs:
     return averages
 
 
+# ── the paper ──
+
+
+@dataclass(frozen=True)
+class Row:
+    base: str  # the model that was fine-tuned
+    method: str  # as printed; a star means that the paper took the row from the method's own paper
+    values: tuple[float, ...]  # percent, in the order of the block's benchmarks
+    average: float
+    rollouts: str | None = None  # this and `kind` are only in Table 1 (a)
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that share their columns. `benchmarks` and `average` are the printed heads of these."""
+
+    part: str
+    title: str
+    benchmarks: Mapping[str, str]
+    average: str
+    rows: tuple[Row, ...]
+
+
+def _block(rows: dict[str, dict[str, list[Any]]], **fields: Any) -> Block:
+    """A block from its rows: for each base model and method a number for each benchmark, the average, and the rest."""
+    count = len(fields["benchmarks"])
+    block_rows = [
+        Row(base, method, tuple(cells[:count]), *cells[count:])
+        for base, rows_of in rows.items()
+        for method, cells in rows_of.items()
+    ]
+    return Block(**fields, rows=tuple(block_rows))
+
+
+BLOCKS = tuple(_block(**block) for block in yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text("utf-8")))
+
+
+def blocks_with(names: Container[str]) -> list[Block]:
+    """The blocks that have at least one benchmark in `names`."""
+    return [block for block in BLOCKS if any(name in names for name in block.benchmarks)]
+
+
 # ── tables ──
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """A table of the paper with this run for each block that has a finished benchmark, and a table of all metrics."""
-    blocks = paper.blocks_with(results["benchmarks"])
+    blocks = blocks_with(results["benchmarks"])
     return [*(_paper_table(results, block) for block in blocks), _metrics_table(results)]
 
 
@@ -117,7 +165,7 @@ def _paper_table(results: Mapping[str, Any], block: Block) -> Table:
     metrics = [entries[name]["metrics"][f"avg@{runs}"] if name in entries else None for name in block.benchmarks]
     cells = map(with_interval, [*metrics, results["averages"].get(block.title)])
     rows.append(("this run", results["name"], *cells, *(("-", "-") if more else ())))
-    notes = [f"paper: {paper.SOURCE.removesuffix('1')}{block.part}, percent, mean of {paper.RUNS} runs"]
+    notes = [f"paper: {PAPER}, Table {block.part}, percent, mean of {PAPER_RUNS} runs"]
     if any("*" in row.method for row in block.rows):
         notes.append("*: the paper took it from the method's own paper")
     notes.append(f"this run: avg@{runs} in percent, [{results['interval']}]")
@@ -179,11 +227,11 @@ def _markdown(results: Mapping[str, Any]) -> str:
 
 def _csv(results: Mapping[str, Any]) -> str:
     runs, lines = results["settings"]["sampling"]["runs"], []
-    for block in paper.blocks_with(results["benchmarks"]):
+    for block in blocks_with(results["benchmarks"]):
         for row in block.rows:
             names = (*block.benchmarks, f"{block.title} average")
             for name, value in zip(names, (*row.values, row.average), strict=True):
-                number = (f"avg@{paper.RUNS}", f"{value:.2f}", "", "", "", paper.RUNS)
+                number = (f"avg@{PAPER_RUNS}", f"{value:.2f}", "", "", "", PAPER_RUNS)
                 lines.append(("paper", row.base, row.method, name, *number))
     for name, entry in results["benchmarks"].items():
         for metric, value in entry["metrics"].items():

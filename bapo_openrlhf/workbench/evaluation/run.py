@@ -20,8 +20,7 @@ from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.workbench.evaluation import generate, problems, results, store
 from bapo_openrlhf.workbench.evaluation.estimators import scores_of
 from bapo_openrlhf.workbench.evaluation.generate import EncodedPrompt, Key, Prompter, SampledResponse
-from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
-from bapo_openrlhf.workbench.evaluation.request import Request, check
+from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem, Request, check
 
 BACKLOG = 64  # If more problems wait for the judge, generation waits too.
 
@@ -34,9 +33,7 @@ def evaluate(request: Request) -> dict[str, Any]:
     machine.prepare()  # before the hub's library is loaded, which reads its variables only once
     check(request)
     with owned(request.out, field=f"--out is {request.out}", what="evaluation", instead="give another --out"):
-        files = (request.data, request.reward, request.limit, request.reward_range, request.columns)
-        chat = request.chat_template is True
-        benchmarks = [problems.load(spec, *files, chat=chat) for spec in request.benchmarks]
+        benchmarks = [problems.load(spec, request) for spec in request.benchmarks]
         settings = _settings(request, benchmarks)
         store.check_settings(request.out, settings)
         rows = {b.name: store.read_rows(request.out, b.name) for b in benchmarks}

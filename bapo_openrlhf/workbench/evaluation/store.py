@@ -45,9 +45,15 @@ _ROW = shapes.fields(
         "id": shapes.text,
         "input": lambda value: isinstance(value, (str, list)),  # a list of messages
         "scores": shapes.list_of(lambda value: value is not None and shapes.number(value)),
+        "failures": shapes.list_of(shapes.maybe(shapes.text)),
     },
     required=("id", "scores"),
 )
+
+
+def _is_row(value: Any) -> bool:
+    return _ROW(value) and len(value.get("failures", value["scores"])) == len(value["scores"])
+
 
 # ── settings ──
 
@@ -130,7 +136,7 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     A row is that of `run._ask`. Of `failures`, null means that the judge gave a score; otherwise it is the kind of the
     failure, and the score is 0. Of `answers`, null is no answer, and without a function `answer` there is no list.
     """
-    return {row["id"]: row for row in record.read_rows(folder / f"{benchmark}.jsonl", _ROW, "an evaluation")}
+    return {row["id"]: row for row in record.read_rows(folder / f"{benchmark}.jsonl", _is_row, "an evaluation")}
 
 
 def cut_torn_line(folder: Path, benchmark: str) -> None:

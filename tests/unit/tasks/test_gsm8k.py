@@ -9,7 +9,7 @@ import pytest
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.tasks import get_task
-from bapo_openrlhf.workbench.evaluation import problems
+from bapo_openrlhf.workbench.evaluation.problems import Request, Sampling, load
 from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 
 # Made rows: the answer, its label and its worked solution, all written by hand.
@@ -73,7 +73,7 @@ RESPONSES = [  # the made row, the response, its reward, and whether it has an a
 
 def test_responses_to_made_rows_are_judged(data):
     """The benchmark is loaded as `evaluate` loads it. Its reward file is the one that a run names."""
-    benchmark = problems.load("gsm8k", data, None, None)
+    benchmark = load("gsm8k", Request("model", "name", ["gsm8k"], data, Sampling(1, 1.0, 1.0, -1, 20, 42), [1], data))
     assert (benchmark.title, benchmark.size) == ("GSM8K", len(GOOD))
     assert benchmark.reward.parts[-3:] == ("bapo_openrlhf", "tasks", "gsm8k.py")
     reward = user_file.load("reward.remote_url", benchmark.reward)

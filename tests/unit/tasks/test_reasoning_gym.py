@@ -18,7 +18,7 @@ from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import reasoning_gym as task
 from bapo_openrlhf.tasks import worked
-from bapo_openrlhf.workbench.evaluation.problems import load
+from bapo_openrlhf.workbench.evaluation.problems import Request, Sampling, load
 
 pytest.importorskip("reasoning_gym")
 
@@ -360,7 +360,9 @@ def test_prepare_writes_rows_that_train_and_evaluate_read(tmp_path):
     assert len(rows) == 20 and all(task.score("", row["label"]) == 0 for row in rows)
     kinds = json.loads((folder / "manifest.json").read_text())["parts"]["train"]["asked"]["kinds"]
     assert "chain_sum" in kinds and "tens" in kinds
-    benchmark = load("tens", tmp_path, None, None)
+    benchmark = load(
+        "tens", Request("model", "name", ["tens"], tmp_path, Sampling(1, 1.0, 1.0, -1, 20, 42), [1], tmp_path)
+    )
     assert len(benchmark.problems) == 4 and benchmark.reward == task.TASK.file
 
 

@@ -112,6 +112,19 @@ def test_the_files_say_the_same(two, tmp_path):
     assert all(part in (tmp_path / "out" / "compare.md").read_text() for part in parts)
 
 
+def test_a_tasks_benchmark_has_the_title_that_evaluate_shows(tmp_path):
+    a, b = (Written(tmp_path / name, 4, {"gsm8k": {"q1": 2}}, name).write() for name in "ab")
+    assert compare(a, b, tmp_path / "out")["benchmarks"]["gsm8k"]["title"] == "GSM8K"
+
+
+@pytest.mark.parametrize("failures", [[None] * 5, [None, None, None, 1], None])
+def test_a_row_with_damaged_failures_is_refused(two, tmp_path, failures):
+    a, b = (side.write() for side in two)
+    store.append_row(a, "own", store.read_rows(a, "own")["q10"] | {"failures": failures})
+    with pytest.raises(ConfigError, match=r"own\.jsonl, line 9, is damaged"):
+        compare(a, b, tmp_path / "out")
+
+
 @pytest.mark.parametrize("what", ["input", "label"])
 def test_other_problems_under_the_same_ids_are_refused(two, tmp_path, what):
     a, b = (side.write() for side in two)

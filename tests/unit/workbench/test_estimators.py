@@ -13,12 +13,6 @@ from hypothesis import strategies as st
 from bapo_openrlhf.workbench.evaluation import estimators
 
 
-def test_only_full_marks_are_solved():
-    scores = np.array([[1.0, 0.0, 0.25, 2.0], [0.0, 0.0, 0.0, 0.999]])
-    assert estimators.solved(scores).tolist() == [[True, False, False, True], [False] * 4]
-    assert estimators.solved(np.float32([1.0])).tolist() == [True]
-
-
 def test_a_response_whose_judge_failed_is_wrong_in_any_range():
     """The judge's score is 0 then, which is full marks in the second range."""
     for reward_range in ((Fraction(-1), Fraction(1)), (Fraction(-5), Fraction(0))):
@@ -89,8 +83,8 @@ def test_as_many_resamples_as_asked_and_no_two_blocks_alike(resamples):
 
 
 def test_interval_is_the_middle_95_percent():
-    low, high = estimators.interval(np.random.default_rng(0).permutation(np.linspace(0, 1, 10_001)))
-    assert (low, high) == (pytest.approx(0.025), pytest.approx(0.975))
+    estimate = estimators.estimate(0.3, np.random.default_rng(0).permutation(np.linspace(0, 1, 10_001)))
+    assert estimate == pytest.approx({"value": 0.3, "low": 0.025, "high": 0.975})
 
 
 @pytest.mark.parametrize(("problems", "least"), [(30, 0.91), (200, 0.925)])
@@ -100,6 +94,6 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(problems, least):
     for seed in range(600):
         rng = np.random.default_rng([problems, seed])
         values = rng.binomial(8, rng.beta(0.5, 1.5, size=problems)) / 8
-        low, high = estimators.interval(estimators.resampled_means(values, seed, 1000))
-        hits += low <= 0.25 <= high
+        estimate = estimators.estimate(values.mean(), estimators.resampled_means(values, seed, 1000))
+        hits += estimate["low"] <= 0.25 <= estimate["high"]
     assert least < hits / 600 < 0.975

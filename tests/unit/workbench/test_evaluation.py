@@ -24,7 +24,7 @@ from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.workbench.evaluation import generate, problems, run, store
 from bapo_openrlhf.workbench.evaluation import results as results_file
 from bapo_openrlhf.workbench.evaluation.generate import EncodedPrompt, SampledResponse
-from bapo_openrlhf.workbench.evaluation.request import Request, Sampling, check
+from bapo_openrlhf.workbench.evaluation.problems import Request, Sampling, check
 
 REWARD = """
 import os
@@ -80,6 +80,11 @@ def write_problems(path, count):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"p{i}", "input": f"What is {i} mod 3?", "label": str(i % 3)} for i in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def load(spec, data, **fields):
+    sampling = Sampling(runs=1, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=20, seed=42)
+    return problems.load(spec, Request("model", "name", [spec], Path("out"), sampling, [1], data=data, **fields))
 
 
 ORIGIN = results_file.provenance()
@@ -371,7 +376,7 @@ NUMBERS = [
         ("benchmarks", ["aime24"], "reward is .*NAME=FILE"),
         ("benchmarks", ["gsm9k", "a=x"], "benchmark is 'gsm9k'; it must be one of aime24"),
         ("benchmarks", ["../a=x"], "benchmark is .*NAME=FILE"), ("benchmarks", ["aime24=x"], "name aime24"),
-        ("benchmarks", ["settings=x"], "name settings"),
+        ("benchmarks", ["settings=x"], "name settings"), ("benchmarks", ["gsm8k=x"], "name gsm8k"),
         ("benchmarks", ["a=~no_such_user/x"], "no file ~no_such_user/x"),
         ("model", "no/such/./model", "no such model folder"), ("reward", Path("none.py"), r"reward is .*none\.py"),
         ("reward", None, "needs --reward FILE"),
@@ -391,7 +396,7 @@ def test_bad_values_are_refused_by_name(request_, name, value, message):
     ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
     ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
     ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
-    ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]"),
+    ('{"input": "<image>x", "label": "x", "images": [1]}', "row 2: an image is of type int"),
 ])  # fmt: skip
 def test_bad_rows_are_named(request_, tmp_path, line, message):
     first = (tmp_path / "mods.jsonl").read_bytes().splitlines(keepends=True)[0]
@@ -404,7 +409,7 @@ def test_images_that_are_no_files_are_taken_as_in_training(request_, tmp_path):
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
     given = [f"data:image/png;base64,{pixel}", "http://here/a.png", "https://here/a.png"]
     (tmp_path / "seen.jsonl").write_text(json.dumps({"input": "<image>" * 3, "label": "x", "images": given}) + "\n")
-    (problem,) = problems.load(f"mine={tmp_path / 'seen.jsonl'}", tmp_path, request_.reward, None).problems
+    (problem,) = load(f"mine={tmp_path / 'seen.jsonl'}", tmp_path, reward=request_.reward).problems
     assert problem.images == tuple(given)
     (image,) = pictures(list(problem.images[:1]))
     assert (image.size, image.getpixel((0, 0))) == ((1, 1), (255, 0, 0))
@@ -435,19 +440,23 @@ def test_a_reward_file_without_rewards_is_found_before_the_model_loads(request_,
 def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
     for name, part in get_task(task).benchmarks.items():
         with pytest.raises(ConfigError, match=rf"{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
-            problems.load(name, tmp_path, None, None)
+            load(name, tmp_path)
         write_problems(tmp_path / task / f"{name}.jsonl", 3)
-        benchmark = problems.load(name, tmp_path, None, 2)
+        benchmark = load(name, tmp_path, limit=2)
         assert (benchmark.title, benchmark.size, len(benchmark.problems)) == (part.title, 3, 2)
         assert benchmark.reward == get_task(task).file.resolve()
 
 
 def test_generated_problems_are_known_as_such(tmp_path):
     write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
-    assert problems.load("cd34", tmp_path, None, None).generator is None
-    manifest = {"parts": {"cd34": {"asked": {"generator": "small"}}, "cd4": {"asked": {"generator": "other"}}}}
-    (tmp_path / "countdown" / "manifest.json").write_text(json.dumps(manifest))
-    assert problems.load("cd34", tmp_path, None, None).generator == "small"
+    assert load("cd34", tmp_path).generator is None
+    parts = {"cd34": {"asked": {"generator": "small"}}, "cd4": {"asked": {"generator": "other"}}}
+    manifest = tmp_path / "countdown" / "manifest.json"
+    manifest.write_text(json.dumps({"format": 1, "task": "countdown", "parts": parts}))
+    assert load("cd34", tmp_path).generator == "small"
+    manifest.write_text(manifest.read_text()[:-9])
+    with pytest.raises(ConfigError, match=r"manifest\.json is not JSON"):
+        load("cd34", tmp_path)
 
 
 def test_columns_are_those_of_the_configuration_and_ids_are_made_where_there_are_none(tmp_path, parse_words):
@@ -463,10 +472,10 @@ def test_columns_are_those_of_the_configuration_and_ids_are_made_where_there_are
     )
     columns = parse_words("--config", str(config)).columns
     assert (columns, parse_words().columns) == (("question", "answer", "pictures"), ("input", "label", "images"))
-    mine = problems.load(f"a={tmp_path / 'mine.jsonl'}", tmp_path, tmp_path / "reward.py", None, columns=columns)
+    mine = load(f"a={tmp_path / 'mine.jsonl'}", tmp_path, reward=tmp_path / "reward.py", columns=columns)
     assert [(one.id, one.input, one.label) for one in mine.problems] == [("a-1", "1+1", 2), ("9", "y", 3)]
     write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
-    assert problems.load("cd34", tmp_path, None, None, columns=columns).problems[0].input == "What is 0 mod 3?"
+    assert load("cd34", tmp_path, columns=columns).problems[0].input == "What is 0 mod 3?"
 
 
 def test_another_model_in_the_same_place_is_noticed(tmp_path):
@@ -535,6 +544,8 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
 
         def __call__(self, text, images, add_special_tokens):
             assert not add_special_tokens and all(image.mode == "RGB" for image in images)
+            if any(image.height < 3 for image in images):
+                raise KeyError("too small")
             return {"input_ids": [[0] * (len(text[0]) - len(images) + sum(image.width for image in images))]}
 
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda model, **_: Processor())
@@ -549,7 +560,10 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
     with pytest.raises(ConfigError, match="a prompt with images needs a chat template, and none is used"):
         generate.Prompter(str(tokenizer_folder), chat=False, images=True)
     (tmp_path / "a.png").write_bytes(b"no image")
-    with pytest.raises(ConfigError, match=r"problem 1: image .*a\.png' does not open"):
+    with pytest.raises(ConfigError, match=r"problem 1: ValueError: image .*a\.png' does not open"):
+        make(problem)
+    Image.new("L", (5, 2)).save(paths[0])
+    with pytest.raises(ConfigError, match=r"problem 1: KeyError: .*too small"):
         make(problem)
 
 

@@ -7,24 +7,30 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.tasks import get_task
-from bapo_openrlhf.workbench.evaluation import paper, results, store
-from bapo_openrlhf.workbench.evaluation.problems import COLUMNS, Benchmark, BenchmarkProblem
-from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
+from bapo_openrlhf.workbench.evaluation import results, store
+from bapo_openrlhf.workbench.evaluation.problems import (
+    COLUMNS,
+    Benchmark,
+    BenchmarkProblem,
+    Request,
+    Sampling,
+    titles,
+)
 from bapo_openrlhf.workbench.pages.table import Table, show
 
 
 def test_the_paper_has_all_its_rows_and_printed_averages_are_the_means_but_for_two():
     """This checks the digits of all numbers. The paper prints those two averages."""
-    assert [len(block.rows) for block in paper.BLOCKS] == [8, 10, 10]
-    assert all(len(row.values) == len(block.benchmarks) for block in paper.BLOCKS for row in block.rows)
-    rows = [row for block in paper.BLOCKS for row in block.rows]
+    assert [len(block.rows) for block in results.BLOCKS] == [8, 10, 10]
+    assert all(len(row.values) == len(block.benchmarks) for block in results.BLOCKS for row in block.rows)
+    rows = [row for block in results.BLOCKS for row in block.rows]
     odd = [(row.method, row.average) for row in rows if abs(np.mean(row.values) - row.average) > 0.011]
     assert odd == [("DeepSeek R1 Distill Qwen 1.5B", 48.90), ("+GRPO (v = 5) (Mroueh et al., 2025)", 51.57)]
 
 
 def test_columns_are_the_tasks_benchmarks():
     """Names and titles agree in the same order. The paper's table shortens two titles with a point."""
-    for task, block in zip(("math", "countdown", "geometry"), paper.BLOCKS, strict=True):
+    for task, block in zip(("math", "countdown", "geometry"), results.BLOCKS, strict=True):
         titles = [(name, part.title) for name, part in get_task(task).benchmarks.items()]
         assert titles == [(name, head.removesuffix(".")) for name, head in block.benchmarks.items()]
 
@@ -44,7 +50,7 @@ def write_table(tmp_path):
                     "tokens": [10, 20, 30, 41], "truncated": [False, False, False, True],
                 }  # fmt: skip
                 store.append_row(tmp_path, benchmark, row | (rows or {}))
-            title, of_file = paper.BENCHMARKS.get(benchmark, benchmark), (Path("f"), "0", Path("r"))
+            title, of_file = titles().get(benchmark, benchmark), (Path("f"), "0", Path("r"))
             size = in_file or len(counts)
             benchmarks.append(Benchmark(benchmark, title, *of_file, problems, size, COLUMNS, generator))
         request = Request("some/model", "mine", list(right), tmp_path, Sampling(4, 1.0, 1.0, -1, 8192, 42), [1, 4])
