@@ -76,7 +76,8 @@ def _check(task: Task, request: Preparation) -> None:
             raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(allowed) or 'none'}")
     if request.generator is None:
         if task.problem is None:
-            raise ConfigError(f"generator is None; {task.name} has {', '.join(task.sizes or {})}, and no published data")
+            generators = ", ".join(task.sizes or {})
+            raise ConfigError(f"generator is None; {task.name} has {generators}, and no published data")
         return
     if request.local:
         raise ConfigError(f"generator is {request.generator!r} and there are local copies; give only one of the two")
