@@ -47,6 +47,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+def not_checked(what: str, error: ModuleNotFoundError) -> str:
+    """A warning in the place of a check that needs a package which this machine, such as a laptop, does not have."""
+    return f"{what}: not all was checked, because {(error.name or '').partition('.')[0]} is not installed here"
+
+
 NUMBERS: dict[str, str] = {"int": "a whole number", "float": "a number"}  # the types of flags, by their names
 _WRONG_NUMBER = re.compile(r"argument (?:--)?(\S+): invalid (int|float) value: (.*)", re.DOTALL)  # argparse's message
 

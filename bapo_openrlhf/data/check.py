@@ -13,8 +13,9 @@ from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
 from bapo_openrlhf.data.sources import SOURCE
-from bapo_openrlhf.data.tokenizer import Tokenizer
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.data.tokenizer import Tokenizer, has_vision
+from bapo_openrlhf.errors import ConfigError, not_checked
+from bapo_openrlhf.host import module_of
 
 MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
 
@@ -64,7 +65,12 @@ def check_data(
             "was looked at"
             for source in reading.elsewhere
         ]
-        result = RowCheck(flags, args, renderer() if reading.parts else None, takes).look(reading)
+        try:
+            render = renderer() if reading.parts else None
+        except ModuleNotFoundError as error:
+            render = None
+            warnings.append(not_checked(f"the prompts of {flags.flag}", error))
+        result = RowCheck(flags, args, render, takes).look(reading)
         warnings += result.warnings
         not_found += result.not_found
         if flags.flag == "data.prompt_dataset":
@@ -113,9 +119,11 @@ def _check_best(args: SimpleNamespace, data: Read) -> None:
 
 
 def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
-    """What makes the run's prompts. `ahead`: as far as the tokenizer is on this machine."""
+    """What makes the run's prompts, or a ModuleNotFoundError. `ahead`: as far as the tokenizer is on this machine."""
     data, name = args.data, args.actor.model_name_or_path
     folder = local_tokenizer(name) if ahead or Path(name).is_dir() else name
+    if data.input_template or (folder is not None and (data.apply_chat_template or has_vision(folder))):
+        module_of("datasets/prompts_dataset.py")  # it needs torch, as processors of images do
     fast = not data.disable_fast_tokenizer
     form = {"template": data.input_template, "chat": data.apply_chat_template}
     renderer = Renderer(MODEL, folder, **form, fast=fast, quick=ahead)

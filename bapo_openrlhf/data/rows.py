@@ -14,7 +14,7 @@ from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, DataSet, Read
 from bapo_openrlhf.data.sources import SOLUTION, SourceFlags
 from bapo_openrlhf.data.text_files import Row
-from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.errors import ConfigError, not_checked, one_line
 from bapo_openrlhf.flags.sizes import fits_solution, response_tokens
 
 TYPES = {
@@ -219,6 +219,8 @@ class RowCheck:
             except ConfigError as error:
                 self._findings.error("images", str(error))
                 return False
+            except ModuleNotFoundError as error:
+                self._findings.count("unseen images", not_checked(f"{place}: the images", error))
         return not problems
 
     def _prompt(self, place: str, row: Row) -> Iterator[Unmeasured]:
@@ -251,12 +253,19 @@ class RowCheck:
         answer = others[0] if others else ""
         self._labelled += answer != ""
         self._problem = self._problem or (prompt, answer)
-        if self._takes and answer != "" and not self._takes(answer):
-            text = f"{place}: the label is {quoted(answer)}, and the reward function gives 0 to it as an answer"
-            self._findings.count("label", text)
+        if self._takes and answer != "":
+            self._try_label(place, answer, self._takes)
         pictures = vision.images_of(images) if images else []
         self._pictured.setdefault(bool(pictures), place)
         yield Unmeasured(place, prompt, pictures, solution)
+
+    def _try_label(self, place: str, label: Any, takes: Callable[[Any], bool]) -> None:
+        try:
+            if not takes(label):
+                text = f"{place}: the label is {quoted(label)}, and the reward function gives 0 to it as an answer"
+                self._findings.count("label", text)
+        except ModuleNotFoundError as error:
+            self._findings.count("untried label", not_checked(f"{place}: the label", error))
 
     def _repeats(self, place: str, first: str, *, other: bool) -> None:
         same_set = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set

@@ -60,6 +60,8 @@ class Loaded(OfModel):
 
     def answer(self) -> list[str]:
         """A warning of weights that no part of the model takes."""
+        import torch  # noqa: F401 - an error of transformers would not say that it is not installed
+
         self._refuse_quantized()
         try:
             model, loading, head = _load(self.folder, self.role, self.head)
@@ -152,6 +154,8 @@ class Synced(OfEngine):
 
     def answer(self) -> list[str]:
         """A warning if vLLM has to be asked, and its model cannot be made here."""
+        import torch  # noqa: F401 - as above
+
         file_shapes = shapes_of(self.flag, Path(self.folder))
         actor, _, _ = _load(self.folder, "actor")
         synced_shapes = {name: tuple(value.shape) for name, value in actor.named_parameters()}
@@ -214,6 +218,8 @@ class Scheduled:
         return f"{self.model}.lr_scheduler is {self.kind}"
 
     def answer(self) -> list[str]:
+        import torch  # noqa: F401 - as above
+
         step = 0
         try:
             rate_in = self._schedule()

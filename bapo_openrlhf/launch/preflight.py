@@ -20,7 +20,7 @@ from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.data.prompts import check_tokenizer, local_tokenizer
 from bapo_openrlhf.data.sources import looks_local
-from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.errors import ConfigError, not_checked, one_line
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.conflicts import check_combinations
@@ -61,12 +61,11 @@ def check_inputs(
         keep: Whether the rows stay in `run.dir`, for the run. Those of a run that is yet to come never do.
     """
     check_environment()
-    check_allocator(args)
     warnings = warnings_of_machine()
     check_written(args)
     check_read(args)
     check_combinations(args)
-    check_packages(args)
+    warnings += _check_machine(args)
     arithmetic = batch_arithmetic(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_combinations(args, method=method)
@@ -91,6 +90,16 @@ def check_inputs(
         kept=data_check.kept,
         warnings=(*warnings_of(Flags.of(args, method=method, prompts=prompts, steps=steps)), *warnings),
     )
+
+
+def _check_machine(args: SimpleNamespace) -> list[str]:
+    """Returns a warning if torch, which knows whether there is a GPU, is not installed and would have to be asked."""
+    try:
+        check_allocator(args)
+        check_packages(args)
+    except ModuleNotFoundError as error:
+        return [not_checked("the GPUs of this machine", error)]
+    return []
 
 
 def _check_data(args: SimpleNamespace, *, ahead: bool, keep: bool) -> Data:

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 from bapo_openrlhf import machine
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, not_checked
 from bapo_openrlhf.training.engine.reward_pool import status
 
 # What this process has been answered already: a study checks each of its arms, and most have the same models.
@@ -73,8 +73,8 @@ class Questions:
             self._pipe.send(question)
 
     def answers(self) -> list[str]:
-        """The warnings of all questions, in their order."""
-        return [warning for question in self._asked for warning in self._answer_of(question)]
+        """The warnings of all questions, in their order, each once."""
+        return list(dict.fromkeys(warning for question in self._asked for warning in self._answer_of(question)))
 
     def _answer_of(self, question: Question) -> list[str]:
         if question not in ANSWERS:
@@ -105,3 +105,5 @@ def _answer(pipe: Connection) -> None:
                 pipe.send((None, question.answer()))
             except ConfigError as error:
                 pipe.send((str(error), []))
+            except ModuleNotFoundError as error:
+                pipe.send((None, [not_checked(question.about, error)]))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.errors import ConfigError, not_checked, one_line
 from bapo_openrlhf.launch.trial import Begins, Trial
 from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
 
@@ -27,8 +27,10 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_fou
     if agent:
         if not agent.endswith(".py") or not user_file.is_file(AGENT, user_file.at_home(agent)):
             raise ConfigError(f"{AGENT} is {agent}; it must be a .py file that is there")
-        from bapo_openrlhf.launch.episode import check_agent  # it imports torch and a part of OpenRLHF
-
+        try:
+            from bapo_openrlhf.launch.episode import check_agent  # it imports torch and a part of OpenRLHF
+        except ModuleNotFoundError as error:
+            return [not_checked(f"{AGENT} is {agent}", error)]
         return check_agent(args, problem)
     if not endpoints or not endpoints[0].endswith(".py"):
         warnings = check_reward_servers(endpoints, problem, send_responses=args.verifier.send_responses)
