@@ -11,7 +11,7 @@ import torch
 from openrlhf.utils.agent import MultiTurnAgentExecutor
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.launch.trial import Begins, Trial
+from bapo_openrlhf.launch.apart import Begins, Trial
 from bapo_openrlhf.training.engine.user_agent import FLAG, check_response, load_agent
 
 ANSWER = "I do not know."  # what the model says in each turn

@@ -53,15 +53,15 @@ def config_of(model: str, folder: Path) -> dict[str, Any]:
     return config
 
 
-def weight_files(flag: str, folder: Path) -> list[Path]:
-    """The files of a folder's weights, which are the same for transformers and for vLLM.
+def weight_files(model: str, folder: Path) -> list[Path]:
+    """The files of a folder's weights, which are the same for transformers and for vLLM. Errors begin with `model`.
 
     transformers loads the first of FORMS that is there. vLLM loads all safetensors files that the index names, without
     an index all of them, and all .bin files only if there is none. So they would load different weights of two sets.
     """
 
     def fault(reason: str) -> ConfigError:
-        return ConfigError(f"{flag} is {folder}; {reason}")
+        return ConfigError(f"{model}; {reason}")
 
     form = next((name for name in FORMS if (folder / name).is_file()), None)
     if form is None:
@@ -73,12 +73,12 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
             f"made for; move {ADAPTER} and adapter_model.* away"
         )
     ending = ".bin" if form in (BIN, BIN_INDEX) else ".safetensors"
-    files = {form} if form in (WHOLE, BIN) else _indexed(flag, folder, form)
+    files = {form} if form in (WHOLE, BIN) else _indexed(model, folder, form)
     if missing_files := sorted(name for name in files if not (folder / name).is_file()):
         raise fault(f"{form} names the file {missing_files[0]}, which is not there")
     engines = {path.name for path in folder.glob(f"*{ending}")} - {*OF_TRAINING}
     if ending == ".safetensors" and (folder / INDEX).is_file():
-        engines &= _indexed(flag, folder, INDEX)
+        engines &= _indexed(model, folder, INDEX)
     if engines != files:
         raise fault(
             f"it has two sets of weights: transformers loads {few(sorted(files))}, and vLLM "
@@ -86,11 +86,11 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
         )
     if ending == ".safetensors":
         for name in files:
-            headers(flag, folder / name)
+            headers(model, folder / name)
     return [folder / name for name in sorted(files)]
 
 
-def headers(flag: str, path: Path) -> dict[str, tuple[str, list[int]]]:
+def headers(model: str, path: Path) -> dict[str, tuple[str, list[int]]]:
     """Type and shape of each tensor of a safetensors file, by name."""
     try:
         with safe_open(path, "np") as file:
@@ -100,18 +100,18 @@ def headers(flag: str, path: Path) -> dict[str, tuple[str, list[int]]]:
         types_and_shapes = {}
     if not types_and_shapes:
         raise ConfigError(
-            f"{flag} is {path.parent}; {path.name} has {path.stat().st_size} bytes and is no whole safetensors file; "
+            f"{model}; {path.name} has {path.stat().st_size} bytes and is no whole safetensors file; "
             "if git made it, `git lfs pull` gets the weights"
         )
     return types_and_shapes
 
 
-def shapes_of(flag: str, folder: Path) -> dict[str, list[int]]:
+def shapes_of(model: str, folder: Path) -> dict[str, list[int]]:
     """Shapes of the tensors of a folder's weights, by name. Files of pickles need torch, so this may import it."""
     shapes: dict[str, list[int]] = {}
-    for path in weight_files(flag, folder):
+    for path in weight_files(model, folder):
         if path.suffix == ".safetensors":
-            shapes |= {name: shape for name, (_, shape) in headers(flag, path).items()}
+            shapes |= {name: shape for name, (_, shape) in headers(model, path).items()}
             continue
         import torch
 
@@ -119,16 +119,16 @@ def shapes_of(flag: str, folder: Path) -> dict[str, list[int]]:
             tensors = torch.load(path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path))
             shapes |= {name: list(tensor.shape) for name, tensor in tensors.items()}
         except Exception as error:  # of pickle, zip or torch
-            raise ConfigError(f"{flag} is {folder}; {path.name} cannot be read: {one_line(error)}") from None
+            raise ConfigError(f"{model}; {path.name} cannot be read: {one_line(error)}") from None
     return shapes
 
 
-def _indexed(flag: str, folder: Path, name: str) -> set[str]:
+def _indexed(model: str, folder: Path, name: str) -> set[str]:
     index = read_json(folder / name)
     parts = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(parts, dict) or not parts:
         raise ConfigError(
-            f"{flag} is {folder}; {name} must be an object whose weight_map says the file of each tensor; if git made "
+            f"{model}; {name} must be an object whose weight_map says the file of each tensor; if git made "
             "it, `git lfs pull` gets it"
         )
     return {*parts.values()}

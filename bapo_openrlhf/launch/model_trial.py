@@ -8,9 +8,8 @@ prefixes, renamed and merged tensors. vLLM reads the configuration as an engine 
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,234 +17,198 @@ from bapo_openrlhf.errors import ConfigError, one_line, reason_of
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, config_of, few, headers, shapes_of, weight_files
 
 
-@dataclass(frozen=True)
-class OfModel:
-    """A question about the model in a folder."""
+def check_loading(
+    model: str, folder: str, role: str, head: str = "score", adapted: Sequence[str] | None = None
+) -> list[str]:
+    """Refuse a model that transformers does not load whole. Returns a warning of weights that no part of it takes.
 
-    flag: str  # the flag that names the folder
-    folder: str  # the model's
+    Args:
+        model: Flag and value, with which errors begin.
+        role: "actor", "critic" or "reward".
+        head: Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
+        adapted: Matrices that get adapters, by the ends of their names; None without LoRA.
+    """
+    import torch  # noqa: F401 - the error of transformers would not say that it is not installed
 
-    @property
-    def about(self) -> str:
-        return f"{self.flag} is {self.folder}"
-
-
-@dataclass(frozen=True)
-class OfEngine(OfModel):
-    """A question about the model of the engines."""
-
-    longest: int  # tokens of the longest sequence (`data.max_len`)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What an engine gives vLLM, as far as its model depends on it."""
-        return {
-            "model": self.folder,
-            "tokenizer": self.folder,
-            "max_model_len": self.longest,
-            "dtype": "bfloat16",
-            "trust_remote_code": True,
-        }
-
-
-@dataclass(frozen=True)
-class Loaded(OfModel):
-    """Whether transformers loads a model whole."""
-
-    role: str  # "actor", "critic" or "reward"
-    # Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
-    head: str = "score"
-    # Matrices that get adapters, by the ends of their names; None without LoRA.
-    adapted: tuple[str, ...] | str | None = None
-
-    def answer(self) -> list[str]:
-        """A warning of weights that no part of the model takes."""
-        import torch  # noqa: F401 - an error of transformers would not say that it is not installed
-
-        self._refuse_quantized()
-        try:
-            model, loading, head = _load(self.folder, self.role, self.head)
-        except Exception as error:  # transformers raises many kinds
-            raise ConfigError(f"{self.about}; transformers cannot load it: {one_line(error)}") from None
-        if self.role == "actor":
-            self._refuse_what_cannot_be_saved(model)
-        # OpenRLHF begins with random numbers in the head of a critic.
-        new_weights = {f"{head}.weight"} if self.role == "critic" else set()
-        if missing_weights := sorted({*loading["missing_keys"]} - new_weights):
-            raise ConfigError(f"{self.about}; {self._lacks(missing_weights, f'{head}.weight')}")
-        if mismatches := sorted(loading["mismatched_keys"]):
-            name, has, needs = mismatches[0]
-            raise ConfigError(
-                f"{self.about}; its weights {name} are {list(has)}, and by its config.json they must be {list(needs)}"
-            )
-        if self.adapted is not None:
-            shapes = {name: value.shape for name, value in model.named_parameters()}
-            tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-            check_adapters(f"{self.flag} {self.folder}", self.adapted, shapes, tied=tied)
-        surplus = sorted(loading["unexpected_keys"])
-        if head:  # a causal language model has another head
-            surplus = [name for name in surplus if name.startswith(f"{model.base_model_prefix}.")]
-        return [f"{self.about}: no part of the model takes its weights {few(surplus)}"] if surplus else []
-
-    def _refuse_what_cannot_be_saved(self, model: Any) -> None:
-        """Refuse a generation_config.json that transformers reads, but does not write."""
-        from bapo_openrlhf.training.worker.mended_models import make_savable  # it imports torch
-
-        try:
-            make_savable(model)
-        except ValueError as error:
-            why = one_line(error)
-            raise ConfigError(f"{self.about}; transformers refuses its generation_config.json: {why}") from None
-
-    def _refuse_quantized(self) -> None:
-        """Refuse weights in fewer than 16 bits. transformers would load some of them, without their scales."""
-        folder = Path(self.folder)
-        quantized = (config_of(self.about, folder).get("quantization_config") or {}).get("quant_method")
-        for path in weight_files(self.flag, folder):
-            kinds = {kind for kind, _ in headers(self.flag, path).values()} if path.suffix == ".safetensors" else set()
-            quantized = quantized or next((kind for kind in sorted(kinds) if kind.startswith(("F8", "F6", "F4"))), None)
-        if quantized:
-            raise ConfigError(
-                f"{self.about}; its weights are quantized ({quantized}), and must be in bf16 or float32 to be trained"
-            )
-
-    def _lacks(self, missing: list[str], head: str) -> str:
-        if self.role == "reward" and missing == [head]:
-            return (f"it has no weights {head}, the head that gives a score, so it is no reward model, or "
-                    "--ds.value_head_prefix must name its head")  # fmt: skip
-        return f"it has no weights {few(missing)}, and they would begin with random numbers"
+    _refuse_quantized(model, Path(folder))
+    try:
+        loaded, loading, its_head = _load(folder, role, head)
+    except Exception as error:  # transformers raises many kinds
+        raise ConfigError(f"{model}; transformers cannot load it: {one_line(error)}") from None
+    if role == "actor":
+        _refuse_what_cannot_be_saved(model, loaded)
+    # OpenRLHF begins with random numbers in the head of a critic.
+    new_weights = {f"{its_head}.weight"} if role == "critic" else set()
+    if missing_weights := sorted({*loading["missing_keys"]} - new_weights):
+        raise ConfigError(f"{model}; {_lacks(role, missing_weights, f'{its_head}.weight')}")
+    if mismatches := sorted(loading["mismatched_keys"]):
+        name, has, needs = mismatches[0]
+        raise ConfigError(
+            f"{model}; its weights {name} are {list(has)}, and by its config.json they must be {list(needs)}"
+        )
+    if adapted is not None:
+        shapes = {name: value.shape for name, value in loaded.named_parameters()}
+        tied = bool(getattr(loaded.config.get_text_config(), "tie_word_embeddings", False))
+        check_adapters(f"{role}.model_name_or_path {folder}", adapted, shapes, tied=tied)
+    surplus = sorted(loading["unexpected_keys"])
+    if its_head:  # a causal language model has another head
+        surplus = [name for name in surplus if name.startswith(f"{loaded.base_model_prefix}.")]
+    return [f"{model}: no part of the model takes its weights {few(surplus)}"] if surplus else []
 
 
-class Generates(OfEngine):
-    """Whether vLLM takes a model as an engine's."""
+def _refuse_what_cannot_be_saved(model: str, loaded: Any) -> None:
+    """Refuse a generation_config.json that transformers reads, but does not write."""
+    from bapo_openrlhf.training.worker.mended_models import make_savable  # it imports torch
 
-    def answer(self) -> list[str]:
-        from vllm.config import ModelConfig
-        from vllm.platforms import current_platform
+    try:
+        make_savable(loaded)
+    except ValueError as error:
+        raise ConfigError(f"{model}; transformers refuses its generation_config.json: {one_line(error)}") from None
 
-        if current_platform.is_unspecified():  # vLLM is for GPUs, and this machine has none
-            return []
-        try:
-            model = ModelConfig(**self.settings)
-        except Exception as error:  # of pydantic, or of what reads the configuration
-            raise ConfigError(
-                f"{self.about}, and data.max_len is {self.longest}; vLLM refuses it: {reason_of(error)}"
-            ) from None
-        if model.runner_type != "generate":
-            raise ConfigError(
-                f"{self.about}; vLLM takes it for a {', '.join(model.architectures)}, which generates no text: "
-                "`architectures` in its config.json must name a causal language model"
-            )
-        if model.quantization:
-            raise ConfigError(
-                f"{self.about}; vLLM takes its weights for quantized ({model.quantization}), and the engines must take "
-                "those of a model that is trained"
-            )
+
+def _refuse_quantized(model: str, folder: Path) -> None:
+    """Refuse weights in fewer than 16 bits. transformers would load some of them, without their scales."""
+    quantized = (config_of(model, folder).get("quantization_config") or {}).get("quant_method")
+    for path in weight_files(model, folder):
+        kinds = {kind for kind, _ in headers(model, path).values()} if path.suffix == ".safetensors" else set()
+        quantized = quantized or next((kind for kind in sorted(kinds) if kind.startswith(("F8", "F6", "F4"))), None)
+    if quantized:
+        raise ConfigError(
+            f"{model}; its weights are quantized ({quantized}), and must be in bf16 or float32 to be trained"
+        )
+
+
+def _lacks(role: str, missing: list[str], head: str) -> str:
+    if role == "reward" and missing == [head]:
+        return (f"it has no weights {head}, the head that gives a score, so it is no reward model, or "
+                "--ds.value_head_prefix must name its head")  # fmt: skip
+    return f"it has no weights {few(missing)}, and they would begin with random numbers"
+
+
+def _vllm_settings(folder: str, longest: int) -> dict[str, Any]:
+    """What an engine gives vLLM, as far as its model depends on it."""
+    return {
+        "model": folder,
+        "tokenizer": folder,
+        "max_model_len": longest,
+        "dtype": "bfloat16",
+        "trust_remote_code": True,
+    }
+
+
+def check_generation(model: str, folder: str, longest: int) -> list[str]:
+    """Refuse a model that vLLM does not take as an engine's, for sequences of `longest` tokens (`data.max_len`)."""
+    from vllm.config import ModelConfig
+    from vllm.platforms import current_platform
+
+    if current_platform.is_unspecified():  # vLLM is for GPUs, and this machine has none
         return []
+    try:
+        config = ModelConfig(**_vllm_settings(folder, longest))
+    except Exception as error:  # of pydantic, or of what reads the configuration
+        raise ConfigError(f"{model}, and data.max_len is {longest}; vLLM refuses it: {reason_of(error)}") from None
+    if config.runner_type != "generate":
+        raise ConfigError(
+            f"{model}; vLLM takes it for a {', '.join(config.architectures)}, which generates no text: "
+            "`architectures` in its config.json must name a causal language model"
+        )
+    if config.quantization:
+        raise ConfigError(
+            f"{model}; vLLM takes its weights for quantized ({config.quantization}), and the engines must take "
+            "those of a model that is trained"
+        )
+    return []
 
 
-class Synced(OfEngine):
-    """Whether the engines take all weights of the actor in a sync: vLLM is asked, by their names.
+def check_sync(model: str, folder: str, longest: int) -> list[str]:
+    """Ask vLLM, by their names, whether the engines take all weights of the actor in a sync.
 
     A folder's files and transformers may name a weight differently, or one holds in one tensor what the other has in
     several. vLLM is written for the names of the files. A sync sends transformers'. vLLM refuses some of them in the
     first sync, and passes over others, so that the engines would keep old weights for ever.
+
+    Returns a warning if vLLM has to be asked, and its model cannot be made here.
     """
+    import torch  # noqa: F401 - as in `check_loading`
 
-    def answer(self) -> list[str]:
-        """A warning if vLLM has to be asked, and its model cannot be made here."""
-        import torch  # noqa: F401 - as above
-
-        file_shapes = shapes_of(self.flag, Path(self.folder))
-        actor, _, _ = _load(self.folder, "actor")
-        synced_shapes = {name: tuple(value.shape) for name, value in actor.named_parameters()}
-        if synced_shapes.keys() <= file_shapes.keys():
-            return []
-        try:
-            with _engines_model(self.settings) as model:
-                self._compare(model, synced_shapes, _written(model, file_shapes))
-        except ConfigError:
-            raise
-        except Exception as error:  # of a machine without the engines' devices, above all
-            reason = reason_of(error)[:300]
-            return [f"{self.about}: whether vLLM takes its weights in a sync is not known here: {reason}"]
+    file_shapes = shapes_of(model, Path(folder))
+    actor, _, _ = _load(folder, "actor")
+    synced_shapes = {name: tuple(value.shape) for name, value in actor.named_parameters()}
+    if synced_shapes.keys() <= file_shapes.keys():
         return []
-
-    def _compare(self, model: Any, shapes: Shapes, of_files: Counter[str]) -> None:
-        """Send the actor's names. `of_files` is what the weights of the files write."""
-        reason = "transformers names its weights differently from its files, and vLLM knows only the latter"
-        try:
-            kept_names = sorted(of_files - _written(model, shapes))
-        except Exception as error:  # of vLLM's loader of this model
-            raise ConfigError(f"{self.about}; {reason}: it refuses a sync: {reason_of(error)[:300]}") from None
-        if kept_names:
-            raise ConfigError(f"{self.about}; {reason}: in a sync it would pass over {few(kept_names)}")
+    try:
+        with _engines_model(_vllm_settings(folder, longest)) as engines_model:
+            _compare(model, engines_model, synced_shapes, _written(engines_model, file_shapes))
+    except ConfigError:
+        raise
+    except Exception as error:  # of a machine without the engines' devices, above all
+        return [f"{model}: whether vLLM takes its weights in a sync is not known here: {reason_of(error)[:300]}"]
+    return []
 
 
-class Noisy(OfModel):
-    """Whether a model would train with dropout, also if that is the default of the model's kind."""
-
-    def answer(self) -> list[str]:
-        from transformers import CONFIG_MAPPING
-
-        from bapo_openrlhf.training.worker.mended_models import noise_of
-
-        config = config_of(self.about, Path(self.folder))
-        config |= config.get("text_config") or {}
-        kind = config.get("model_type")
-        defaults = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
-        noise = ", ".join(f"{name} {value:g}" for name, value in noise_of(defaults | config).items())
-        return [
-            f"{self.about}, whose config.json has {noise}: without batch adaptation a model trains with this, so that "
-            "the first ratio is not 1, and tokens are clipped before anything was learned; with 0 in config.json it "
-            "does not"
-        ] * bool(noise)
+def _compare(model: str, engines_model: Any, shapes: Shapes, of_files: Counter[str]) -> None:
+    """Send the actor's names. `of_files` is what the weights of the files write."""
+    reason = "transformers names its weights differently from its files, and vLLM knows only the latter"
+    try:
+        kept_names = sorted(of_files - _written(engines_model, shapes))
+    except Exception as error:  # of vLLM's loader of this model
+        raise ConfigError(f"{model}; {reason}: it refuses a sync: {reason_of(error)[:300]}") from None
+    if kept_names:
+        raise ConfigError(f"{model}; {reason}: in a sync it would pass over {few(kept_names)}")
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """Whether a learning-rate schedule has a rate for each optimizer step."""
+def warn_of_dropout(model: str, folder: str) -> list[str]:
+    """A warning if a model would train with dropout, also if that is the default of the model's kind."""
+    from transformers import CONFIG_MAPPING
 
-    model: str  # "actor" or "critic"
-    kind: str  # transformers' name of the schedule
-    rate: float  # the highest learning rate
-    warm_up: float  # share of the steps
-    lowest: float  # share of the highest rate in which some schedules end
-    steps: int  # optimizer steps of the run
+    from bapo_openrlhf.training.worker.mended_models import noise_of
 
-    @property
-    def about(self) -> str:
-        return f"{self.model}.lr_scheduler is {self.kind}"
+    config = config_of(model, Path(folder))
+    config |= config.get("text_config") or {}
+    kind = config.get("model_type")
+    defaults = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    noise = ", ".join(f"{name} {value:g}" for name, value in noise_of(defaults | config).items())
+    return [
+        f"{model}, whose config.json has {noise}: without batch adaptation a model trains with this, so that "
+        "the first ratio is not 1, and tokens are clipped before anything was learned; with 0 in config.json it "
+        "does not"
+    ] * bool(noise)
 
-    def answer(self) -> list[str]:
-        import torch  # noqa: F401 - as above
 
-        step = 0
-        try:
-            rate_in = self._schedule()
-            for step in range(self.steps + 1):
-                if not math.isfinite(rate_in(step)):
-                    raise ValueError("the rate is not finite")
-        except Exception as error:  # of transformers
-            after = f"after step {step} of {self.steps}" if step else "at its start"
-            raise ConfigError(
-                f"{self.about}; with a learning rate of {self.rate:g} and {self.model}.lr_warmup_ratio "
-                f"{self.warm_up:g} it fails {after}: {one_line(error)}; take another schedule, rate or warm-up, or "
-                "more steps"
-            ) from None
-        return []
+def check_schedule(
+    scheduler: str, model: str, kind: str, rate: float, warm_up: float, lowest: float, steps: int
+) -> list[str]:
+    """Refuse a learning-rate schedule that has no rate for one of the optimizer steps.
 
-    def _schedule(self) -> Callable[[int], float]:
-        import torch
-        from transformers import get_scheduler
+    Args:
+        scheduler: Flag and value, with which the error begins.
+        model: "actor" or "critic".
+        kind: transformers' name of the schedule.
+        rate: The highest learning rate.
+        warm_up: Share of the steps.
+        lowest: Share of the highest rate in which some schedules end.
+        steps: Optimizer steps of the run.
+    """
+    import torch
+    from transformers import get_scheduler
 
-        ends = self.kind in ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.rate)
+    ends = kind in ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
+    optimizer, step = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate), 0
+    try:
         schedule = get_scheduler(
-            self.kind, optimizer, num_warmup_steps=math.ceil(self.steps * self.warm_up), num_training_steps=self.steps,
-            scheduler_specific_kwargs={"min_lr_rate": self.lowest} if ends else {},
+            kind, optimizer, num_warmup_steps=math.ceil(steps * warm_up), num_training_steps=steps,
+            scheduler_specific_kwargs={"min_lr_rate": lowest} if ends else {},
         )  # fmt: skip
-        return schedule.lr_lambdas[0]
+        for step in range(steps + 1):
+            if not math.isfinite(schedule.lr_lambdas[0](step)):
+                raise ValueError("the rate is not finite")
+    except Exception as error:  # of transformers
+        after = f"after step {step} of {steps}" if step else "at its start"
+        raise ConfigError(
+            f"{scheduler}; with a learning rate of {rate:g} and {model}.lr_warmup_ratio {warm_up:g} it fails {after}: "
+            f"{one_line(error)}; take another schedule, rate or warm-up, or more steps"
+        ) from None
+    return []
 
 
 def _load(folder: str, role: str, head: str | None = None) -> tuple[Any, dict[str, Any], str | None]:

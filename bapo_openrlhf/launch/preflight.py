@@ -27,13 +27,18 @@ from bapo_openrlhf.flags.conflicts import check_combinations
 from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
+from bapo_openrlhf.launch.apart import Begins, Questions, Trial
 from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
 from bapo_openrlhf.launch.environment import check_environment, missing_attention
 from bapo_openrlhf.launch.model_files import check_same_tokens, config_of, weight_files
-from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled, Synced
-from bapo_openrlhf.launch.questions import Questions
+from bapo_openrlhf.launch.model_trial import (
+    check_generation,
+    check_loading,
+    check_schedule,
+    check_sync,
+    warn_of_dropout,
+)
 from bapo_openrlhf.launch.rewards import check_reward
-from bapo_openrlhf.launch.trial import Begins, Trial
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.tasks import TASKS, task_of_file
 
@@ -170,7 +175,7 @@ def check_model(flag: str, name: str | None, *, weights: bool = True) -> None:
         if not user_file.is_file(flag, path / "config.json"):
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
         if weights:
-            weight_files(flag, path)
+            weight_files(f"{flag} is {path}", path)
     elif path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}{_nearest(path)}")
     elif _has_folders(path.parent) and local_tokenizer(name) is None:
@@ -240,7 +245,7 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
                 "config.json)"
             )
         if not args.adapt.enabled and (flag == ACTOR or names[flag] != names[ACTOR]) and flag != REWARD:
-            questions.ask(Noisy(flag, str(folder)))
+            questions.ask(f"{flag} is {folder}", warn_of_dropout, str(folder))
     if weights:
         _ask_models(args, questions, folders)
     flags_by_name = {name: flag for flag, name in reversed(names.items()) if ahead and flag not in folders}
@@ -256,10 +261,12 @@ def _ask_models(args: SimpleNamespace, questions: Questions, folders: Mapping[st
     targets = lora.target_modules if isinstance(lora.target_modules, str) else tuple(lora.target_modules or ())
     for flag, folder in folders.items():
         matrices = targets if lora.rank and flag != REWARD else None
-        questions.ask(Loaded(flag, str(folder), flag.partition(".")[0], head, matrices))
+        role = flag.partition(".")[0]
+        questions.ask(f"{flag} is {folder}", check_loading, str(folder), role, head, matrices)
     if ACTOR in folders:
-        for kind in (Generates, Synced):
-            questions.ask(kind(ACTOR, str(folders[ACTOR]), args.data.max_len))
+        folder = str(folders[ACTOR])
+        for check in (check_generation, check_sync):
+            questions.ask(f"{ACTOR} is {folder}", check, folder, args.data.max_len)
 
 
 def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> None:
@@ -269,7 +276,8 @@ def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> N
     for name, count in most.items():
         model = getattr(args, name)
         rate = getattr(model, model.optim).lr
-        questions.ask(Scheduled(name, model.lr_scheduler, rate, model.lr_warmup_ratio, model.min_lr_ratio, count))
+        shape = model.lr_scheduler, rate, model.lr_warmup_ratio, model.min_lr_ratio
+        questions.ask(f"{name}.lr_scheduler is {model.lr_scheduler}", check_schedule, name, *shape, count)
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:

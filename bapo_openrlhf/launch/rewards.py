@@ -9,7 +9,7 @@ from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError, not_checked, one_line
-from bapo_openrlhf.launch.trial import Begins, Trial
+from bapo_openrlhf.launch.apart import Begins, Trial
 from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
 
 FLAG, AGENT = "reward.remote_url", "train.agent_func_path"

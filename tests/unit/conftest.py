@@ -108,7 +108,7 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 def without_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of a test need no tokenizer and no real weights, because to load them takes most of its time."""
     monkeypatch.setattr("bapo_openrlhf.launch.preflight.check_tokenizer", lambda flag, model: None)
-    monkeypatch.setattr("bapo_openrlhf.launch.questions.Questions.ask", lambda self, question: None)
+    monkeypatch.setattr("bapo_openrlhf.launch.apart.Questions.ask", lambda self, *question: None)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import trial
+from bapo_openrlhf.launch import apart
 from bapo_openrlhf.launch.episode import ANSWER, TURNS, check_agent
 
 PROBLEM = ("2+2=", "4")
@@ -123,7 +123,7 @@ FILES = {
 def test_a_file_that_is_no_agent(refusal, monkeypatch, name):
     text, named = FILES[name]
     if "never" in name:
-        monkeypatch.setattr(trial, "LOADING", 1.0)
+        monkeypatch.setattr(apart, "LOADING", 1.0)
     assert named in refusal(text, timeout=1.0 if "ever" in name else 60.0)
 
 

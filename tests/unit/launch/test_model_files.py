@@ -15,7 +15,7 @@ from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_adapters, posit
 
 def refusal(folder) -> str:
     with pytest.raises(ConfigError) as error:
-        weight_files("critic.model_name_or_path", folder)
+        weight_files(f"critic.model_name_or_path is {folder}", folder)
     return str(error.value).removeprefix(f"critic.model_name_or_path is {folder}; ")
 
 
@@ -29,12 +29,12 @@ def shard(folder, *names, index=INDEX, ending="safetensors") -> None:
 def test_the_tensors_of_one_file_and_of_several(tmp_path):
     save_file({"a": np.zeros((2, 3)), "b": np.zeros(0)}, tmp_path / WHOLE, metadata={"format": "pt"})
     (tmp_path / "pytorch_model.bin").touch()  # neither transformers nor vLLM reads it then
-    assert shapes_of("f", tmp_path) == {"a": [2, 3], "b": [0]}
+    assert shapes_of("f is x", tmp_path) == {"a": [2, 3], "b": [0]}
     (tmp_path / WHOLE).unlink()
     shard(tmp_path, "c", "d")
-    assert shapes_of("f", tmp_path) == {"c": [4], "d": [4]}
+    assert shapes_of("f is x", tmp_path) == {"c": [4], "d": [4]}
     save_file({"e": np.ones(4)}, tmp_path / "consolidated.safetensors")  # vLLM reads only what the index names
-    assert shapes_of("f", tmp_path) == {"c": [4], "d": [4]}
+    assert shapes_of("f is x", tmp_path) == {"c": [4], "d": [4]}
     (tmp_path / "d.safetensors").unlink()
     assert refusal(tmp_path) == f"{INDEX} names the file d.safetensors, which is not there"
 
@@ -44,10 +44,10 @@ def test_the_tensors_of_a_bin_file(tmp_path, zipped):
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(2, 3)}, path, _use_new_zipfile_serialization=zipped)
     (tmp_path / "training_args.bin").touch()
-    assert shapes_of("f", tmp_path) == {"a": [2, 3]}
+    assert shapes_of("f is x", tmp_path) == {"a": [2, 3]}
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ConfigError, match=f"^f is {tmp_path}; pytorch_model.bin cannot be read: "):
-        shapes_of("f", tmp_path)
+    with pytest.raises(ConfigError, match=r"^f is x; pytorch_model\.bin cannot be read: "):
+        shapes_of("f is x", tmp_path)
 
 
 @pytest.mark.parametrize(("first", "more", "engines"), [

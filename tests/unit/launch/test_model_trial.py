@@ -3,6 +3,7 @@
 import json
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -13,8 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled, Synced
-from bapo_openrlhf.launch.questions import ANSWERS, Questions
+from bapo_openrlhf.launch.apart import ANSWERS, Questions
+from bapo_openrlhf.launch.model_trial import (
+    check_generation,
+    check_loading,
+    check_schedule,
+    check_sync,
+    warn_of_dropout,
+)
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "num_key_value_heads": 1, "vocab_size": 32, "max_position_embeddings": 64,
@@ -68,13 +75,13 @@ def change(folder, file="config.json", **values) -> None:
 
 
 def load(folder, role="actor", **more) -> list[str]:
-    return Loaded(f"{role}.model_name_or_path", str(folder), role, **more).answer()
+    return check_loading(f"{role}.model_name_or_path is {folder}", str(folder), role, **more)
 
 
-def refusal(question) -> str:
+def refusal(check) -> str:
     """The message of the error, after flag and value."""
     with pytest.raises(ConfigError) as error:
-        question()
+        check()
     return str(error.value).partition("; ")[2]
 
 
@@ -185,7 +192,7 @@ class TestLoaded:
 
 class TestGenerates:
     def ask(self, folder, longest=64) -> list[str]:
-        return Generates("actor.model_name_or_path", str(folder), longest).answer()
+        return check_generation(f"actor.model_name_or_path is {folder}", str(folder), longest)
 
     def test_a_model_that_vllm_takes(self, folder):
         path = folder()
@@ -212,7 +219,7 @@ class TestGenerates:
 ])  # fmt: skip
 def test_dropout_is_named(tmp_path, config, named):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    warnings = Noisy("actor.model_name_or_path", str(tmp_path)).answer()
+    warnings = warn_of_dropout(f"actor.model_name_or_path is {tmp_path}", str(tmp_path))
     assert len(warnings) == len(named) and all(name in text for name, text in zip(named, warnings, strict=True))
 
 
@@ -238,11 +245,11 @@ def test_a_schedule_is_refused_if_a_run_with_it_would_fail(kind, rate, warm_up, 
         fails = False
     except (ZeroDivisionError, ValueError):
         fails = True
-    question = Scheduled("actor", kind, rate, warm_up, 0.1, steps)
+    check = partial(check_schedule, f"actor.lr_scheduler is {kind}", "actor", kind, rate, warm_up, 0.1, steps)
     if fails:
-        assert kind == "polynomial" and "with a learning rate of" in refusal(question.answer)
+        assert kind == "polynomial" and "with a learning rate of" in refusal(check)
     else:
-        assert question.answer() == []
+        assert check() == []
 
 
 @pytest.mark.parametrize(
@@ -250,31 +257,35 @@ def test_a_schedule_is_refused_if_a_run_with_it_would_fail(kind, rate, warm_up, 
 )
 def test_vllm_takes_the_names_that_a_sync_sends(models, kind, says):
     """It begins a group of processes, so that each model is asked about in a process of its own."""
-    question = Synced("actor.model_name_or_path", str(models / kind), 64)
+    folder = str(models / kind)
+    check = partial(check_sync, f"actor.model_name_or_path is {folder}", folder, 64)
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as apart:
         if says is None:
-            assert apart.submit(question.answer).result() == []
+            assert apart.submit(check).result() == []
         else:
-            assert says in refusal(apart.submit(question.answer).result)
+            assert says in refusal(apart.submit(check).result)
+
+
+def unknown(about: str) -> list[str]:
+    return [about]
 
 
 def test_questions_are_answered_in_order_and_once():
-    """The process of the answers does not know the class that is defined here, and ends."""
+    """The process of the answers does not know the function that is defined here, and ends."""
     ANSWERS.clear()
-    fine, other, wrong = (Scheduled("actor", "polynomial", 1e-6, share, 0.1, 9) for share in (0, 0.5, 1))
+    fine, other, wrong = (
+        ("actor.lr_scheduler is polynomial", check_schedule, "actor", "polynomial", 1e-6, share, 0.1, 9)
+        for share in (0, 0.5, 1)
+    )
     with Questions() as questions:
-        for question in (fine, fine, other, wrong, Unknown()):
-            questions.ask(question)
+        for question in (fine, fine, other, wrong, ("f is 3", unknown)):
+            questions.ask(*question)
         with pytest.raises(ConfigError, match=r"lr_warmup_ratio 1 it fails after step 9 of 9"):
             questions.answers()
-    assert {fine: [], other: []} == ANSWERS
+    assert {(about, function, tuple(rest)): [] for about, function, *rest in (fine, other)} == ANSWERS
     with Questions() as questions:
-        questions.ask(fine)  # without a process
+        questions.ask(*fine)  # without a process
         assert questions.answers() == []
-        questions.ask(Unknown())
+        questions.ask("f is 3", unknown)
         with pytest.raises(ConfigError, match=r"^f is 3; a process that tried it ended \(exit status 1\)$"):
             questions.answers()
-
-
-class Unknown:
-    about = "f is 3"

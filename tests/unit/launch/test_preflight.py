@@ -15,8 +15,8 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.launch import environment, preflight, rewards, trial
-from bapo_openrlhf.launch.model_trial import Noisy
+from bapo_openrlhf.launch import apart, environment, preflight, rewards
+from bapo_openrlhf.launch.model_trial import warn_of_dropout
 from bapo_openrlhf.launch.preflight import KEPT, check_inputs
 from bapo_openrlhf.tasks import get_task
 
@@ -110,11 +110,11 @@ class TestModel:
 
     def test_dropout_of_a_plain_run_is_asked_for_once(self, run, monkeypatch):
         asked = []
-        monkeypatch.setattr("bapo_openrlhf.launch.questions.Questions.ask", lambda _, question: asked.append(question))
+        monkeypatch.setattr("bapo_openrlhf.launch.apart.Questions.ask", lambda _, *question: asked.append(question))
         for algorithm in ("ppo", "grpo", "ba_ppo", "bapo_grpo"):
             asked.clear()
             run.check(algorithm=algorithm)
-            assert sum(isinstance(question, Noisy) for question in asked) == (algorithm in ("ppo", "grpo"))
+            assert sum(function is warn_of_dropout for _, function, *_ in asked) == (algorithm in ("ppo", "grpo"))
 
     @pytest.mark.parametrize("flag", ["actor.model_name_or_path", "critic.model_name_or_path"])
     @pytest.mark.parametrize("files", [[], ["config.json"]])
@@ -363,7 +363,7 @@ class TestReward:
     def test_is_refused_by_file_and_line(self, run, monkeypatch, name):
         text, line, named = REFUSED[name]
         if name == "too slow to load":
-            monkeypatch.setattr(trial, "LOADING", 0.5)
+            monkeypatch.setattr(apart, "LOADING", 0.5)
         path = run.write("other.py", f"{text}\n")
         limits = {"verifier__timeout": 0.5 if "slow" in name else 20, "verifier__processes": int("without" not in name)}
         said = run.refusal(reward__remote_url=path, **limits)

@@ -1,4 +1,10 @@
-"""What the user wrote, tried in a process of its own: if it ends its process or never ends, this one goes on."""
+"""Checks in a process of their own.
+
+What the user wrote is tried in a fork of this process: if it ends its process or never ends, this one goes on. What
+needs libraries that take seconds to import is answered by a new process, while this one looks at other things.
+Imports of torch, transformers and vLLM stay out of this process, and so does what they would do to it. Code that a
+model folder brings runs there, too.
+"""
 
 import math
 import os
@@ -9,10 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, spawn
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf import machine
+from bapo_openrlhf.errors import ConfigError, not_checked
 from bapo_openrlhf.training.engine.reward_pool import LOADING, Printed, status
 from bapo_openrlhf.training.engine.reward_worker import die_with
 from bapo_openrlhf.user_file import described
@@ -20,6 +29,17 @@ from bapo_openrlhf.user_file import described
 LOOK = 3600.0  # seconds that one wait takes at most
 Begins = Callable[[str], None]
 Call = Callable[[Begins], list[str]]
+# Flag and value, a function that takes them and further arguments and returns warnings, and these arguments.
+Question = tuple[str, Callable[..., list[str]], tuple[Any, ...]]
+# What this process has been answered already: a study checks each of its arms, and most have the same models.
+ANSWERS: dict[Question, list[str]] = {}
+QUIET = {  # an answer is all that the process says
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 @dataclass(frozen=True)
@@ -106,3 +126,78 @@ def _comes(receiver: Connection, prints: Printed, seconds: float | None) -> bool
         if prints.wait_for(receiver, min(remaining, LOOK)):
             return True
     return False
+
+
+class Questions:
+    """Questions that are asked now and answered at the end. A context, which ends the process."""
+
+    def __init__(self) -> None:
+        self._asked: list[Question] = []
+        self._child: BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> "Questions":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None and self._pipe is not None:
+            self._child.kill()
+            self._child.join()
+            self._pipe.close()
+
+    def ask(self, about: str, function: Callable[..., list[str]], *arguments: Any) -> None:
+        """Let the process call `function(about, *arguments)`, which returns warnings. The first question starts it.
+
+        `about` is flag and value. An error begins with them if the process dies. All of it travels by pickle.
+        """
+        question = about, function, arguments
+        is_known = question in ANSWERS or question in self._asked
+        self._asked.append(question)
+        if is_known:
+            return
+        if self._pipe is None:
+            context, python = get_context("spawn"), spawn.get_executable()
+            self._pipe, other_end = context.Pipe()
+            self._child = context.Process(target=_answer_questions, args=(other_end,), daemon=True)
+            spawn.set_executable(machine.python())  # which has imported the libraries already, if there is a server
+            self._child.start()
+            spawn.set_executable(python)
+            other_end.close()
+        with suppress(BrokenPipeError):  # it has died, which `answers` says
+            self._pipe.send(question)
+
+    def answers(self) -> list[str]:
+        """The warnings of all questions, in their order, each once."""
+        return list(dict.fromkeys(warning for question in self._asked for warning in self._answer_of(question)))
+
+    def _answer_of(self, question: Question) -> list[str]:
+        if question not in ANSWERS:
+            assert self._pipe is not None and self._child is not None  # `ask` has made them
+            try:
+                refusal, answer = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                self._child.join()
+                raise ConfigError(
+                    f"{question[0]}; a process that tried it ended ({status(self._child.exitcode or 0)})"
+                ) from None
+            if refusal:
+                raise ConfigError(refusal)
+            ANSWERS[question] = answer
+        return ANSWERS[question]
+
+
+def _answer_questions(pipe: Connection) -> None:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            about, function, arguments = pipe.recv()
+            try:
+                pipe.send((None, function(about, *arguments)))
+            except ConfigError as error:
+                pipe.send((str(error), []))
+            except ModuleNotFoundError as error:
+                pipe.send((None, [not_checked(about, error)]))
