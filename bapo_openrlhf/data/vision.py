@@ -14,7 +14,6 @@ from bapo_openrlhf.flags.rules import NO_CRITIC
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 
 TAG = "<image>"  # the chat template puts an image in its place
-LONGEST = 200  # times the shorter side: the processors of Qwen's models and of their kin refuse more
 NOT_FILES = ("http://", "https://", "data:image")  # OpenRLHF takes these too; they are not checked here
 
 
@@ -101,15 +100,9 @@ def check_image(where: str, image: Any) -> None:
         return
     try:
         with Image.open(image) as opened:
-            width, height = opened.size
             opened.draft("L", (1, 1))  # a JPEG is then decoded at an eighth of its size
             opened.load()
     except FileNotFoundError:
         raise ConfigError(f"{where}: there is no image {image}") from None
     except Exception as error:  # not an image, no permission, a name that is too long, too many pixels
         raise ConfigError(f"{where}: image {image:.200} does not open: {one_line(error)}") from None
-    if max(width, height) > LONGEST * min(width, height):
-        raise ConfigError(
-            f"{where}: image {image:.200} has {width} x {height} pixels; the longer side must have at "
-            f"most {LONGEST} times the pixels of the shorter one"
-        )

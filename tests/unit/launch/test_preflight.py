@@ -228,7 +228,7 @@ class TestImages:
 
     def test_good_rows_pass(self, run, pictures):
         """Addresses and inline data are left to OpenRLHF."""
-        Image.new("RGB", (200, 1)).save("long.png")
+        Image.new("RGB", (300, 1)).save("long.png")  # a processor may refuse it: test_prompts.py
         chat = {"q": [{"role": "system", "content": "Think."}, user("<image>Find x.")]}
         parts = {"q": [user([{"type": "image"}, {"type": "text", "text": "Find x."}])]}
         names = (["long.png"], "good.png", ["https://example.org/1.png"], ["data:image/png;base64,AAAA"])
@@ -248,7 +248,6 @@ class TestImages:
         ({"images": ["text.png"]}, "image text.png "),
         ({"images": ["cut.png"]}, "image cut.png "),
         ({"images": ["cut.jpg"]}, "image cut.jpg "),
-        ({"images": ["thin.png"]}, "image thin.png has 1 x 201 pixels"),
         ({"images": ["."]}, "image . "),
         ({"images": ["iVBOR" * 200]}, "image iVBOR"),
         ({"images": ["nul\0.png"]}, "image nul\0.png"),
@@ -257,7 +256,6 @@ class TestImages:
     def test_what_is_wrong_with_a_row_is_named(self, run, pictures, row, says):
         """OpenRLHF leaves out an image that does not open, with a warning."""
         run.write("text.png", "no image")
-        Image.new("RGB", (1, 201)).save("thin.png")
         for path in (Path("cut.png"), Path("cut.jpg")):
             Image.linear_gradient("L").save(path)
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
