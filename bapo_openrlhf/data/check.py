@@ -1,6 +1,6 @@
 """Check the data of a run: read it as the run does, and look at every row."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from bapo_openrlhf import machine
 from bapo_openrlhf.data import sources
 from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
-from bapo_openrlhf.data.rows import RowCheck
+from bapo_openrlhf.data.rows import RowCheck, Seen
 from bapo_openrlhf.data.sources import SOURCE
 from bapo_openrlhf.data.tokenizer import Tokenizer, has_vision
 from bapo_openrlhf.errors import ConfigError, not_checked
@@ -26,7 +26,8 @@ class Data:
 
     Attributes:
         prompts: Number of prompts that a run takes from it; None if a part of it was not read.
-        problem, warnings, not_found: As in `rows.Looked`; warnings also of the data that the run is evaluated on.
+        problem: As in `rows.RowCheck`.
+        warnings, not_found: Those of its `findings` and of its `not_found`, also for the data of evaluations.
         kept: The folders in which the rows were kept, as the value of each flag that names data.
     """
 
@@ -54,7 +55,7 @@ def check_data(
     renderer, data = cache(lambda: _renderer(args, ahead=ahead)), Data(None, None, [])
     warnings, not_found, kept = data.warnings, data.not_found, data.kept
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
-    evaluation_places: Mapping[bytes, str] = {}
+    evaluated: Seen = {}
     for flags in (*evaluation, sources.of_training(args)):
         if flags.flag in without:
             continue
@@ -70,14 +71,15 @@ def check_data(
         except ModuleNotFoundError as error:
             render = None
             warnings.append(not_checked(f"the prompts of {flags.flag}", error))
-        result = RowCheck(flags, args, render, takes).look(reading)
-        warnings += result.warnings
-        not_found += result.not_found
+        rows = RowCheck(flags, args, render, takes)
+        rows.look(reading)
+        warnings += rows.findings.warnings
+        not_found += rows.not_found.warnings
         if flags.flag == "data.prompt_dataset":
-            warnings += _in_both(evaluation_places, result.places)
-            data = replace(data, prompts=reading.rows, problem=result.problem)
+            warnings += _in_both(evaluated, rows.seen)
+            data = replace(data, prompts=reading.rows, problem=rows.problem)
             continue
-        evaluation_places = result.places
+        evaluated = rows.seen
         if not reading.elsewhere:
             _check_best(args, reading)
         if (reading.rows or 0) > args.data.max_samples:
@@ -89,10 +91,10 @@ def check_data(
     return data
 
 
-def _in_both(evaluation: Mapping[bytes, str], training: Mapping[bytes, str]) -> list[str]:
+def _in_both(evaluation: Seen, training: Seen) -> list[str]:
     prompts = [prompt for prompt in evaluation if prompt in training]
     return [
-        f"{evaluation[prompt]}: the prompt is that of {training[prompt]}; so it is with {len(prompts)} of "
+        f"{evaluation[prompt][0]}: the prompt is that of {training[prompt][0]}; so it is with {len(prompts)} of "
         f"{len(evaluation)} prompts of eval.dataset, and their accuracy does not say what the model does with other "
         "problems"
         for prompt in prompts[:1]

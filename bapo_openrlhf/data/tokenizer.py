@@ -6,14 +6,24 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
 from pathlib import Path
-from threading import Thread
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.engine.pictures import pictures
+from bapo_openrlhf.training.engine.reward_worker import die_with
+
+
+class Measured(NamedTuple):
+    """What the tokens of a prompt are."""
+
+    length: int  # how many there are, with those of its images
+    is_found: bool  # whether the prompt stays in the text of its tokens
+    refusal: str  # what the processor says of images that it refuses
+    unknown: int  # how many stand for what the tokenizer does not know
+    beyond: str | None  # what is wrong with a token that has no embedding in the model
 
 
 class Tokenizer:
@@ -72,21 +82,18 @@ class Tokenizer:
         """The number of tokens of each text."""
         return list(map(len, self._ids(texts)))
 
-    def unknown(self, texts: list[str]) -> list[int]:
-        """How many tokens of each text stand for what it does not know."""
-        token = self._tokenizer.unk_token_id
-        return [0] * len(texts) if token is None else [ids.count(token) for ids in self._ids(texts)]
+    def measured(self, prompts: list[tuple[str, Any]], most: int) -> list[Measured]:
+        """What the tokens of each prompt with its images are.
 
-    def measured(self, prompts: list[tuple[str, Any]], most: int) -> list[tuple[int, bool, str]]:
-        """The number of tokens of each prompt, whether it stays in their text, and what is wrong with its images.
-
-        That text is what a reward function gets: of all tokens of images, and only of the last `most` of the others.
+        Their text is what a reward function gets: of all tokens of images, and only of the last `most` of the others.
         """
-        result = []
+        result, unknown = [], self._tokenizer.unk_token_id
         for (text, images), ids in zip(prompts, self._ids([text for text, _ in prompts]), strict=True):
             is_kept = text in self._tokenizer.decode(ids[-most:], skip_special_tokens=False)
-            image_tokens, problem = self._of_images(text, images, len(ids)) if images and self._sees else (0, "")
-            result.append((len(ids) + image_tokens, is_kept and not image_tokens, problem))
+            image_tokens, refusal = self._of_images(text, images, len(ids)) if images and self._sees else (0, "")
+            count = 0 if unknown is None else ids.count(unknown)
+            found = is_kept and not image_tokens
+            result.append(Measured(len(ids) + image_tokens, found, refusal, count, self._beyond(ids)))
         return result
 
     def _of_images(self, text: str, images: Any, text_tokens: int) -> tuple[int, str]:
@@ -103,23 +110,27 @@ class Tokenizer:
 
     def beyond(self, texts: list[str]) -> list[str | None]:
         """What is wrong with each text that has a token without an embedding in the model, by its local config.json."""
+        return [self._beyond(ids) for ids in self._ids(texts)]
+
+    def _beyond(self, ids: list[int]) -> str | None:
         size = self._vocab_size
         if size is None or self._highest < size:
-            return [None] * len(texts)
-        highest = [max(set(ids) - self._images, default=0) for ids in self._ids(texts)]
-        return [
+            return None
+        token = max(set(ids) - self._images, default=0)
+        if token < size:
+            return None
+        return (
             f"has the token {self._tokenizer.convert_ids_to_tokens(token)!r} with the id {token}; each id must be "
             f"below {size}, the vocab_size in the model's config.json"
-            if token >= size
-            else None
-            for token in highest
-        ]
+        )
 
     @cached_property
     def _highest(self) -> int:
         return max(self._tokenizer.get_vocab().values(), default=0)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
+        if not texts:  # it would raise an error
+            return []
         return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
 
     def lengths_with_end(self, texts: list[str]) -> list[int]:
@@ -173,22 +184,15 @@ def tokenizer_process(model: str, fast: bool) -> Tokenizer:
 
 def _served(model: str, fast: bool, *, with_torch: bool) -> Tokenizer:
     server: Any = _Server(ctx=get_context("spawn"))
-    server.start(_prepare, (with_torch,))
+    server.start(_prepare, (os.getpid(), with_torch))
     proxy = server.Tokenizer(model, fast)
     proxy.server = server  # which ends when it is no longer referred to
     return cast(Tokenizer, proxy)
 
 
-def _prepare(with_torch: bool) -> None:
+def _prepare(parent: int, with_torch: bool) -> None:
     """Let this process end with its parent. Without torch, `import torch` fails in it."""
-    Thread(target=_end_with_parent, daemon=True).start()
+    die_with(parent)
     if not with_torch:
         cast(dict[str, Any], sys.modules)["torch"] = None
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which advise one to install it
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bapo_openrlhf.data.text_files import TEXTS, kind_of, rows_of
+from bapo_openrlhf.data.reading import TEXTS, kind_of, rows_of
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.sizes import ENOUGH_STEPS
 from bapo_openrlhf.launch.model_files import positions_of, read_json

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.data import sources, text_files
+from bapo_openrlhf.data import reading, sources
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.files import settings_of
 from bapo_openrlhf.flags.paths import check_read
@@ -123,7 +123,7 @@ def test_what_the_operating_system_does_not_say(monkeypatch):
     ]
     assert check_read(SimpleNamespace(data=SimpleNamespace(prompt_dataset="x"))) is None
     with pytest.raises(ConfigError, match=r"^f cannot be read: IsADirectoryError: "):
-        [*text_files.rows_of("f", Path(__file__).parent)]
+        [*reading.rows_of("f", Path(__file__).parent)]
     for call in calls:
         with pytest.raises(ConfigError, match=r"^f is x; it cannot be read: Permission denied$"):
             call()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.data.reading import read
-from bapo_openrlhf.data.rows import Values, quoted
+from bapo_openrlhf.data.rows import Values
 from bapo_openrlhf.data.sources import SourceFlags
 from bapo_openrlhf.data.vision import check_image, images_of, places
 from bapo_openrlhf.errors import ConfigError
@@ -189,7 +189,7 @@ def _problems(flag: str, file: Path, columns: Columns, folder: Path, *, chat: bo
         identity = row.get("id")
         identity = f"{flag.split()[-1]}-{number}" if identity is None else identity
         if not isinstance(identity, (str, int)):
-            raise ConfigError(f"{place}: id is {quoted(identity)}; it must be a text")
+            raise ConfigError(f"{place}: id is {identity!r:.80}; it must be a text")
         if str(identity) in ids:
             raise ConfigError(f"{place}: the id {identity!r} occurs twice; ids must be unique")
         ids.add(str(identity))

@@ -10,7 +10,7 @@ from data_sets import KINDS, TEXT_KINDS
 from PIL import Image
 
 from bapo_openrlhf.data import prompts
-from bapo_openrlhf.data.tokenizer import Tokenizer
+from bapo_openrlhf.data.tokenizer import Measured, Tokenizer
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.ranges import check_template
 
@@ -367,7 +367,10 @@ class TestTokenizer:
         assert [one for one in tokenizers if not any(map(prompts.TOKENIZER_NAME.fullmatch, one))] == []
 
     def test_prompts_without_tokens(self, with_tokenizer, monkeypatch):
-        monkeypatch.setattr(Tokenizer, "measured", lambda self, texts, most: [(len(t) - 1, True, "") for t, _ in texts])
+        def measured(self, texts, most):
+            return [Measured(len(text) - 1, True, "", 0, None) for text, _ in texts]
+
+        monkeypatch.setattr(Tokenizer, "measured", measured)
         with pytest.raises(ConfigError, match=r", row 2: the prompt 'x' has no tokens$"):
             with_tokenizer([{"q": "xx", "a": "x"}, {"q": "x", "a": "x"}])
 
