@@ -14,8 +14,7 @@ from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, epoch_steps, most_tokens, response_tokens
-from bapo_openrlhf.launch import cuda
-from bapo_openrlhf.launch.environment import missing_attention
+from bapo_openrlhf.launch.environment import missing_attention, versions_in_words
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
@@ -103,7 +102,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("attention", args.ds.attn_implementation),
         ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
         ("GPUs", _gpus(args)),
-        *[("CUDA", cuda.versions_in_words())] * (args.vllm.sync_backend == "nccl"),
+        *[("CUDA", versions_in_words())] * (args.vllm.sync_backend == "nccl"),
         ("learning rates", _learning_rates(args)),
         ("lengths", f"prompt and response at most {args.data.max_len} tokens{limit}"),
         ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),

@@ -28,8 +28,12 @@ from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
 from bapo_openrlhf.launch.apart import Begins, Questions, Trial
-from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
-from bapo_openrlhf.launch.environment import check_environment, missing_attention
+from bapo_openrlhf.launch.environment import (
+    check_allocator,
+    check_environment,
+    missing_attention,
+    warnings_of_machine,
+)
 from bapo_openrlhf.launch.model_files import check_same_tokens, config_of, weight_files
 from bapo_openrlhf.launch.model_trial import (
     check_generation,

@@ -9,7 +9,7 @@ import pytest
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import cuda
+from bapo_openrlhf.launch import environment
 
 ROOT = Path(__file__).parents[3]
 MODULE = "NVRM version: NVIDIA UNIX {}  {}  Release Build\nGCC version:  gcc 12.3.0\n"
@@ -23,8 +23,8 @@ def machine(monkeypatch, tmp_path):
 
     def set_(torch="2.13.0", driver="580.159.04", nvcc="13.0", kind=KINDS[0]):
         version = Mock(return_value=torch, side_effect=None if torch else PackageNotFoundError)
-        monkeypatch.setattr(cuda, "version", version)
-        monkeypatch.setattr(cuda, "DRIVER", tmp_path / "version")
+        monkeypatch.setattr(environment, "version", version)
+        monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
         if driver:
             (tmp_path / "version").write_text(MODULE.format(kind, driver))
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
@@ -39,16 +39,16 @@ def machine(monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_this_machine_has(machine, kind):
     machine(kind=kind)
-    assert (cuda.driver_here(), cuda.nvcc_here()) == ("580.159.04", "13.0")
-    assert cuda.warnings_of_machine() == [] and "driver 580.159.04, nvcc 13.0" in cuda.versions_in_words()
+    assert (environment.driver_here(), environment.nvcc_here()) == ("580.159.04", "13.0")
+    assert environment.warnings_of_machine() == [] and "driver 580.159.04, nvcc 13.0" in environment.versions_in_words()
 
 
 @pytest.mark.parametrize("torch", ["2.13.0", "2.13.0+cpu", None])
 def test_a_machine_without_gpus_is_told_what_the_locked_torch_needs(machine, torch):
     machine(torch, driver=None, nvcc=None)
-    assert cuda.needs() == (580, "13.0") and cuda.warnings_of_machine() == []
+    assert environment.needs() == (580, "13.0") and environment.warnings_of_machine() == []
     lock = (ROOT / "requirements" / "cuda.lock.txt").read_text()
-    assert re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.M)[1] == cuda.LOCKED
+    assert re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.M)[1] == environment.LOCKED
 
 
 @pytest.mark.parametrize(("torch", "driver", "nvcc", "named"), [
@@ -60,16 +60,16 @@ def test_a_machine_without_gpus_is_told_what_the_locked_torch_needs(machine, tor
 ])  # fmt: skip
 def test_warnings(machine, monkeypatch, torch, driver, nvcc, named):
     machine(torch, driver, nvcc)
-    warnings = cuda.warnings_of_machine()
+    warnings = environment.warnings_of_machine()
     assert len(warnings) == len(named) and all(name in text for name, text in zip(named, warnings, strict=True))
     monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
-    assert [text for text in warnings if "driver" in text.split(";")[0]] == cuda.warnings_of_machine()
+    assert [text for text in warnings if "driver" in text.split(";")[0]] == environment.warnings_of_machine()
 
 
 def test_which_nvcc_deepspeed_takes(monkeypatch):
     """As its own check has it: another minor version only before CUDA 13."""
     accepted = pytest.importorskip("deepspeed.ops.op_builder.builder").cuda_minor_mismatch_ok
-    assert max(accepted) == cuda.SAME_MINOR - 1 and {"12.4", "12.6"} <= set(accepted[12])
+    assert max(accepted) == environment.SAME_MINOR - 1 and {"12.4", "12.6"} <= set(accepted[12])
 
 
 ALONE = ["--train.colocate_all", "false", "--vllm.enable_sleep", "false", "--ds.enable_sleep", "false"]
@@ -82,17 +82,19 @@ def allocator(monkeypatch):
     """allocator(words, on_cpu, VARIABLE=value): check a preset with these flags in this environment."""
 
     def check(words, on_cpu=False, **variables):
-        for name in cuda.VARIABLES:
+        for name in environment.VARIABLES:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(cuda.machine, "on_cpu", lambda: on_cpu)
-        cuda.check_allocator(arguments.parse(["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml"), *words]))
+        monkeypatch.setattr(environment.machine, "on_cpu", lambda: on_cpu)
+        environment.check_allocator(
+            arguments.parse(["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml"), *words])
+        )
 
     return check
 
 
-@pytest.mark.parametrize("name", cuda.VARIABLES)
+@pytest.mark.parametrize("name", environment.VARIABLES)
 @pytest.mark.parametrize(
     ("words", "value"), [([], "expandable_segments:True"), (AWAKE, "max_split_size_mb:64, expandable_segments : true")]
 )
