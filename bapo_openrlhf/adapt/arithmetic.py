@@ -18,7 +18,7 @@ class BatchArithmetic:
         group_size, capacity: G and B. A training batch holds at most B x G samples: B groups of G.
         rollout_groups: Prompts of a rollout batch.
         train_batch: Samples of an optimizer step.
-        ranks: Number of data-parallel ranks of actor, critic and reference, by name.
+        ranks: Number of data-parallel ranks of the models, by the names actor, critic and ref.
         micro_train: Samples of a micro-batch in training, on one rank.
         most_skipped: Samples that optimizer steps count in addition to a full batch, at most, and that no model passes.
     """

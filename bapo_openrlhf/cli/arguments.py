@@ -18,7 +18,7 @@ from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
 from bapo_openrlhf.flags.paths import LISTS, expand_home
 from bapo_openrlhf.flags.ranges import check_template
-from bapo_openrlhf.flags.rules import check_algorithm, check_values
+from bapo_openrlhf.flags.rules import check_values
 from bapo_openrlhf.methods.registry import file_hint
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 
@@ -141,10 +141,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
             setattr(args, prefix, group)
     if args.adapt.enabled and not args.reward.remote_url and args.adapt.reward_range is None:
         args.adapt.reward_range = [config.MEASURED]
-    check_algorithm(args)
     args.run.faster = args.run.faster or ["all" if args.adapt.enabled else "none"]
-    config.check_numbers("run", args.run)
-    config.check_numbers("verifier", args.verifier)  # plain OpenRLHF's engines have these limits too
     if args.adapt.enabled:
         args.adapt.check()
     return args

@@ -10,10 +10,16 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.checked import Checked
-from bapo_openrlhf.flags.openrlhf_flags import has_reference
-from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.ranges import check_ranges
-from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, epoch_steps, most_tokens, response_tokens
+from bapo_openrlhf.flags.rule import Flags
+from bapo_openrlhf.flags.sizes import (
+    ENOUGH_STEPS,
+    batch_arithmetic,
+    blocks_of,
+    epoch_steps,
+    most_tokens,
+    response_tokens,
+)
 from bapo_openrlhf.launch.environment import missing_attention, versions_in_words
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
@@ -75,25 +81,24 @@ def _stage(args: SimpleNamespace, constants: Constants) -> list[str]:
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     """Each fact about the run: its name and its value."""
-    adapt, kl, arithmetic = args.adapt, args.algo.kl, checked.arithmetic
+    adapt, kl, arithmetic, loaded = args.adapt, args.algo.kl, batch_arithmetic(args), Flags.of(args).loaded
     rows = [
         ("algorithm", args.algorithm or "none given: OpenRLHF's flags as they are"),
         ("advantages", f"{args.algo.advantage.estimator} (lambda {args.algo.advantage.lambd:g})"),
         ("batch adaptation", " ".join([adapt.method, *(adapt.options or [])])),
         ("actor", _model(args.actor, args.actor.model_name_or_path)),
     ]
-    if args.critic.model_name_or_path:
+    if "critic" in loaded:
         rows.append(("critic", _model(args.critic, args.critic.model_name_or_path)))
     target = adapt.kl_target if adapt.enabled else "reference"
-    reference = has_reference(args)
     response = args.rollout.max_new_tokens
     limit = "" if response is None else f", response at most {response}"
     samples = arithmetic.most_samples
     batch = f"any number of samples up to {samples} (= B {arithmetic.capacity} groups)"
-    if reference:
+    if "ref" in loaded:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
     if args.ds.lora.rank:
-        trained = "actor and critic" if args.critic.model_name_or_path else "actor"
+        trained = "actor and critic" if "critic" in loaded else "actor"
         rows.append(
             ("LoRA", f"rank {args.ds.lora.rank}, alpha {args.ds.lora.alpha}: only adapters of the {trained} learn")
         )
@@ -131,13 +136,14 @@ def _model(model: SimpleNamespace, name: str) -> str:
 
 
 def _gpus(args: SimpleNamespace) -> str:
-    blocks = blocks_of(args, critic=bool(args.critic.model_name_or_path), reference=has_reference(args)).values()
+    flags = Flags.of(args)
+    blocks = blocks_of(args, critic=flags.critic, reference="ref" in flags.loaded).values()
     parts = [f"{block.gpus} for {' + '.join(block.roles).replace('reward', 'reward model')}" for block in blocks]
     return f"{sum(block.gpus for block in blocks)} in total: {', '.join(parts)}"
 
 
 def _learning_rates(args: SimpleNamespace) -> str:
-    models = {"actor": args.actor} | ({"critic": args.critic} if args.critic.model_name_or_path else {})
+    models = {name: getattr(args, name) for name in Flags.of(args).loaded if name in ("actor", "critic")}
     return ", ".join(
         f"{name} {model.adam.lr:g} ({model.lr_scheduler}, warm-up in {model.lr_warmup_ratio:.0%} of the steps)"
         for name, model in models.items()
@@ -170,7 +176,7 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     if adapt.partial_rollout_tokens is not None:
         rows = [("partial rollouts", f"a response stops after {adapt.partial_rollout_tokens} tokens of a step"), *rows]
     rows += [("importance ratio", adapt.ratio)]
-    if args.critic.model_name_or_path:
+    if Flags.of(args).critic:
         rows += [("returns", adapt.returns)]
     bounds = adapt.rewards()
     rewards = f"{bounds[0]} to {bounds[1]}" if bounds else "measured in the first step"
@@ -215,7 +221,7 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     if checked.prompts is None:
         return [("epoch", "the training data is not here: give its rows with --prompts to see steps and syncs")]
     steps = epoch_steps(args, checked.prompts, checked.candidates)
-    total, arithmetic = steps * args.train.num_episodes, checked.arithmetic
+    total, arithmetic = steps * args.train.num_episodes, batch_arithmetic(args)
     updates = total * args.train.max_epochs * arithmetic.optimizer_steps
     episodes = many(args.train.num_episodes, "epoch")
     most = "at most " if args.algo.dynamic_filtering_enable else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from bapo_openrlhf.flags.config import GROUPS, described
 from bapo_openrlhf.flags.conflicts import PENALTIES
-from bapo_openrlhf.flags.rule import Flags, Rule, messages
+from bapo_openrlhf.flags.rule import Flags, Rule
 from bapo_openrlhf.methods import registry
 
 FEW_STEPS = 2  # a run of fewer trainer steps is a trial: nobody expects it to sync or to re-evaluate
@@ -15,11 +15,6 @@ METHOD, OPTIONS = "adapt.method", "adapt.options"
 # Responses of X2 for each response of the rollouts. In the study (docs/results.md) 0.25 cost 2.6 points, and 1 cost 7.
 MOST_X2 = 0.2
 FAR = 2  # times the replay window that generation may be ahead without a warning
-
-
-def warnings_of(f: Flags) -> list[str]:
-    """A sentence for each caution that applies."""
-    return list(messages(CAUTIONS, f))
 
 
 def _learning(model: str) -> list[Rule]:

@@ -18,7 +18,7 @@ from bapo_openrlhf.adapt.filters import Between
 from bapo_openrlhf.adapt.rewards import Range, as_range
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.ranges import check_numbers, interval, unit_fraction
+from bapo_openrlhf.flags.ranges import interval, unit_fraction
 from bapo_openrlhf.methods import Method, registry
 
 
@@ -261,16 +261,10 @@ class AdaptConfig:
         return c1, c2, c3
 
     def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
+        """Raise ConfigError for a method, a range of rewards or a threshold that is not allowed."""
         registry.method_class(self.method)
         self.rewards()
         self.thresholds()
-        check_numbers("adapt", self)
-
-    def steps_ahead(self, train: Any) -> int:
-        """Steps that generation is ahead of training, for OpenRLHF's `--train` flags; 0 in synchronous mode."""
-        queue = train.async_queue_size if train.async_enable else 0
-        return queue if self.max_staleness is None else min(queue, self.max_staleness)
 
     def most_reevaluated(self, prompts: int) -> int:
         """Largest number of prompts of a re-evaluation (X2), if a rollout batch has this many prompts."""
@@ -405,10 +399,15 @@ def flags_of(args: Any) -> dict[str, Any]:
 def with_flags(args: SimpleNamespace, flags: Mapping[str, Any]) -> SimpleNamespace:
     """A copy of nested arguments with other values of some flags, by their dotted names."""
     result = copy.deepcopy(args)
+    set_flags(result, flags)
+    return result
+
+
+def set_flags(args: SimpleNamespace, flags: Mapping[str, Any]) -> None:
+    """Set some flags of nested arguments, by their dotted names."""
     for dotted, value in flags.items():
         group, _, name = dotted.rpartition(".")
-        setattr(attrgetter(group)(result), name, value)
-    return result
+        setattr(attrgetter(group)(args), name, value)
 
 
 def help_text(item: Any) -> str:

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import ESTIMATORS
 from bapo_openrlhf.flags.config import MEASURED, described
-from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, check_rules
+from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside
 from bapo_openrlhf.methods.luffy import LUFFY
 from bapo_openrlhf.methods.pods import PODS
 
@@ -16,11 +15,6 @@ METHOD, ESTIMATOR, REWARD_MODEL = "adapt.method", "algo.advantage.estimator", "r
 IMAGES, AGENT, OVERLONG = "data.max_images_per_prompt", "train.agent_func_path", "reward.overlong_buffer_len"
 PENALTIES = (OVERLONG, "reward.stop_properly_penalty_coef")
 UNWHITENED = [name for name, estimator in ESTIMATORS.items() if not estimator.whitened]
-
-
-def check_combinations(args: SimpleNamespace, **facts: Any) -> None:
-    """Refuse flags that cannot be combined. `facts` of the run are attributes of `Flags`."""
-    check_rules(COMBINATIONS, Flags.of(args, **facts))
 
 
 # ── What a flag needs, by a word of its description: whether it is there, and what the message says of it ──

@@ -2,12 +2,12 @@
 
 import argparse
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import flags_of, set_flags
 
 WRITTEN = ("run.dir", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 READ = (
@@ -30,35 +30,19 @@ def expand_home(flat: argparse.Namespace) -> None:
 
 def make_absolute(args: SimpleNamespace) -> None:
     """Make local paths absolute, because Ray's workers may have another working directory. Names of a hub stay."""
-    for name in WRITTEN:
-        if value := _get(args, name):
-            _set(args, name, str(Path(value).resolve()))
+    flags = flags_of(args)
+    absolute: dict[str, Any] = {name: str(Path(flags[name]).resolve()) for name in WRITTEN if flags.get(name)}
     for name in READ:
-        value = _get(args, name)
+        value = flags.get(name)
         if isinstance(value, list):  # of reward functions or servers; OpenRLHF's "agent" stands for itself
-            _set(args, name, [_absolute(part) if part.endswith(".py") else part for part in value])
+            absolute[name] = [_absolute(part) if part.endswith(".py") else part for part in value]
         elif value:
             parts = value.split(",") if name in LISTS else [value]
-            _set(args, name, ",".join(_absolute(part, data=name in DATA) for part in parts))
-    if ".py:" in args.adapt.method:
-        file, _, name = args.adapt.method.rpartition(":")
-        args.adapt.method = f"{_absolute(file)}:{name}"
-
-
-def use_kept(args: SimpleNamespace, kept: Mapping[str, str]) -> None:
-    """Let the flags that name data name the folders in which its rows were kept."""
-    for name, folders in kept.items():
-        _set(args, name, folders)
-
-
-def _get(args: SimpleNamespace, name: str) -> Any:
-    group, flag = name.split(".")
-    return getattr(getattr(args, group, None), flag, None)
-
-
-def _set(args: SimpleNamespace, name: str, value: Any) -> None:
-    group, flag = name.split(".")
-    setattr(getattr(args, group), flag, value)
+            absolute[name] = ",".join(_absolute(part, data=name in DATA) for part in parts)
+    if ".py:" in flags[METHOD]:
+        file, _, name = flags[METHOD].rpartition(":")
+        absolute[METHOD] = f"{_absolute(file)}:{name}"
+    set_flags(args, absolute)
 
 
 def _place(name: str, *, data: bool) -> tuple[str, str]:
@@ -75,12 +59,13 @@ def _absolute(name: str, *, data: bool = False) -> str:
 
 def check_read(args: SimpleNamespace) -> None:
     """Check that names are UTF-8, and that OpenRLHF splits no absolute path and `datasets` reads none as a pattern."""
+    flags = flags_of(args)
     for name in READ:
-        value = _get(args, name)
+        value = flags.get(name)
         for part in value if isinstance(value, list) else [value]:
             check_utf8(f"{name} is {part}", Path(str(part)))
     for name in LISTS:
-        value, data = _get(args, name), name in DATA
+        value, data = flags.get(name), name in DATA
         for part in value.split(",") if isinstance(value, str) else ():
             path = _absolute(_place(part, data=data)[0])
             for mark in ",@*?[" if data and os.path.exists(path) else ",@" if data else ",":
@@ -94,8 +79,9 @@ def check_read(args: SimpleNamespace) -> None:
 
 def check_written(args: SimpleNamespace) -> None:
     """Check that each folder that a run writes to is one, or can be made."""
+    flags = flags_of(args)
     for name in WRITTEN:
-        if value := _get(args, name):
+        if value := flags.get(name):
             _check_folder(f"{name} is {value}", Path(value))
     _check_folder(f"run.name is {args.run.name}", run_folder(args))
 

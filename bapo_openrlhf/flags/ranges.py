@@ -4,7 +4,6 @@ The ranges of this project's flags are in `config`.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from bapo_openrlhf.adapt.rewards import as_fraction
@@ -90,12 +89,6 @@ def check_ranges(flags: Mapping[str, Any], rules: Mapping[str, str | tuple[str, 
         if not all(map(ALLOWED[words], value if several else [value])):
             text, verb = (" ".join(map(str, value)), "each") if several else (value, "it")
             raise ConfigError(f"{flag} is {text}; {verb} must be {words}" + (f", because {reason}" if reason else ""))
-
-
-def check_numbers(prefix: str, config: Any) -> None:
-    """Refuse a number of a configuration of this project's flags that its description does not allow."""
-    rules = {f"{prefix}.{item.name}": item.metadata["allowed"] for item in fields(config) if item.metadata["allowed"]}
-    check_ranges({f"{prefix}.{name}": value for name, value in vars(config).items()}, rules)
 
 
 def unit_fraction(name: str, value: Any) -> Any:

@@ -24,12 +24,10 @@ class Flags(dict[str, Any]):
     steps: int | None = None  # trainer steps of the whole run; None if they are not known
 
     @classmethod
-    def of(cls, args: SimpleNamespace, **facts: Any) -> "Flags":
-        """The flags of nested arguments, with facts about the run."""
+    def of(cls, args: SimpleNamespace) -> "Flags":
+        """The flags of nested arguments."""
         flags = cls(flags_of(args))
         flags.chosen = getattr(args, "chosen", ())
-        for name, value in facts.items():
-            setattr(flags, name, value)
         return flags
 
     @property
@@ -102,7 +100,7 @@ class Flags(dict[str, Any]):
 
     @property
     def ahead(self) -> int:
-        """Steps that generation is ahead of training."""
+        """Steps that generation is ahead of training; 0 in synchronous mode."""
         most = self["adapt.max_staleness"]
         queue = int(self["train.async_queue_size"] if self["train.async_enable"] else 0)
         return queue if most is None else min(queue, most)

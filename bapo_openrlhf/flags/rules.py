@@ -4,13 +4,11 @@ OpenRLHF checks few values. It finds out about most others when models are loade
 """
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
-from bapo_openrlhf.flags.config import ALGORITHMS, Algorithm
-from bapo_openrlhf.flags.placement import PLACEMENT
-from bapo_openrlhf.flags.ranges import VALUES, check_ranges
+from bapo_openrlhf.flags.config import ALGORITHMS, Algorithm, described
+from bapo_openrlhf.flags.ranges import MODELS, VALUES, check_ranges
 from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, check_rules
 
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
@@ -19,19 +17,22 @@ LEVEL, GATING, THRESHOLD = f"{CORRECTION}_level", f"{CORRECTION}_gating", f"{COR
 SUM = "ds.grad_accum_dtype"
 FLOAT32 = ("fp32", "float32")  # its values for sums in float32
 BYTES_OF_A_NAME = 255  # of a file or a folder
+# Models that must have the same GPUs with a flag. OpenRLHF compares the critic with the reward model even if no reward
+# model is loaded.
+TOGETHER = (
+    ("train.colocate_all", "actor", "ref"),
+    ("train.colocate_actor_ref", "actor", "ref"),
+    ("train.colocate_critic_reward", "critic", "reward"),
+)
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
     """Refuse a value (by dotted name, as it was given) outside its range, and flags that contradict each other."""
     f = Flags(flags)
+    ours = {name: allowed for name, allowed, _ in described("allowed") if f.adapted or not name.startswith("adapt.")}
     check_rules([*NEVER_RUN, *IMAGES, PACKED], f)
-    check_ranges(flags, VALUES)
-    check_rules([*SIZES, *OPTIONS, *PLACEMENT], f)
-
-
-def check_algorithm(args: SimpleNamespace) -> None:
-    """Refuse flags that contradict the algorithm."""
-    check_rules(ALGORITHM, Flags.of(args))
+    check_ranges(flags, VALUES | ours)
+    check_rules([*SIZES, *OPTIONS, *PLACEMENT, *ALGORITHM], f)
 
 
 def _muon(model: str) -> Rule:
@@ -181,3 +182,47 @@ def _are_shares(text: str, count: int) -> bool:
     except ValueError:
         return False
     return len(shares) == count and all(share > 0 for share in shares) and abs(sum(shares) - 1) < 1e-8
+
+
+# ── How the roles of a run share its GPUs (`training/driver/build.py`). OpenRLHF asserts a part of it. ──
+
+
+def _apart(f: Flags, one: str, other: str) -> bool:
+    same = all(f[f"{one}.{size}"] == f[f"{other}.{size}"] for size in ("num_nodes", "num_gpus_per_node"))
+    return not same and one in f.loaded and (other in f.loaded or other == "reward")
+
+
+def _whole_copies(model: str) -> Rule:
+    return Rule(f"{model}.num_gpus_per_node", lambda f: model in f.loaded and f.gpus(model) % f.copies,
+                lambda f: f"{f.shape(model)}; its GPUs must be a multiple of ds.tensor_parallel_size "
+                          f"{f.copies}")  # fmt: skip
+
+
+def _beside_the_actor(model: str) -> Rule:
+    def shares(f: Flags) -> bool:
+        beside_critic = model in ("critic", "reward") and f.critic and f["train.colocate_critic_reward"]
+        return model in f.loaded and f["train.colocate_all"] and not beside_critic
+
+    return Rule(f"{model}.num_gpus_per_node", lambda f: shares(f) and f.gpus(model) > f.gpus("actor"),
+                lambda f: f"{f.shape(model)}; with train.colocate_all it must be at most the actor's "
+                          f"{f.gpus('actor')}")  # fmt: skip
+
+
+def _together(flag: str, one: str, other: str) -> Rule:
+    return Rule(f"{other}.num_gpus_per_node", lambda f: f[flag] and _apart(f, one, other),
+                lambda f: f"{f.shape(one)}, and {f.shape(other)}; they must be the same with {flag}")  # fmt: skip
+
+
+PLACEMENT = [
+    Rule("vllm.num_engines", lambda f: not f["vllm.num_engines"] and f.packing,
+         "{f.packing} packs samples and so needs engines; {it}"),
+    *map(_whole_copies, MODELS),
+    *map(_beside_the_actor, MODELS[1:]),
+    *(_together(*models) for models in TOGETHER),
+    Rule("vllm.num_engines",
+         lambda f: f["train.colocate_all"] and not f["train.async_enable"] and f["vllm.num_engines"]
+         and f.gpus("actor") != f["vllm.num_engines"] * f["vllm.tensor_parallel_size"],
+         lambda f: f"{f.words('vllm.num_engines')}; with train.colocate_all, vllm.num_engines x "
+                   f"vllm.tensor_parallel_size {f['vllm.tensor_parallel_size']} must be {f.gpus('actor')}: "
+                   f"{f.shape('actor')}"),
+]  # fmt: skip

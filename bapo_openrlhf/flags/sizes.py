@@ -1,11 +1,12 @@
-"""What OpenRLHF's flags say of the sizes of batches, steps and micro-batches."""
+"""What OpenRLHF's flags say of the sizes of batches, steps and micro-batches, and of the GPUs of each role."""
 
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.schedule import ROUNDS
-from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.methods import registry
 
 ENOUGH_STEPS = 100  # trainer steps that `init` writes at least, and below which `check` names the flag for more
@@ -13,23 +14,16 @@ ENOUGH_STEPS = 100  # trainer steps that `init` writes at least, and below which
 
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
     """The arithmetic of OpenRLHF's (nested) arguments."""
-    capacity = (args.adapt.batch_size if args.adapt.enabled else None) or args.rollout.batch_size
-    models = {"actor": args.actor}
-    if args.critic.model_name_or_path:
-        models["critic"] = args.critic
-    if has_reference(args):
-        models["reference"] = args.ref
+    flags = Flags.of(args)
+    skips = args.adapt.enabled and args.adapt.skip_zero_advantage
     return BatchArithmetic(
         group_size=args.rollout.n_samples_per_prompt,
-        capacity=capacity,
+        capacity=flags.capacity,
         rollout_groups=args.rollout.batch_size,
         train_batch=args.train.batch_size,
-        ranks={
-            name: max(m.num_nodes * m.num_gpus_per_node // args.ds.tensor_parallel_size, 1)
-            for name, m in models.items()
-        },
+        ranks={model: flags.ranks(model) for model in flags.loaded if model != "reward"},
         micro_train=args.train.micro_batch_size,
-        most_skipped=most_skipped(args, capacity) if args.adapt.enabled and args.adapt.skip_zero_advantage else 0,
+        most_skipped=most_skipped(args, flags.capacity) if skips else 0,
     )
 
 
@@ -140,3 +134,34 @@ def most_tokens(args: SimpleNamespace, phase: str) -> int | None:
     if tokens is None and args.train.dynamic_batch_enable:
         tokens = getattr(args, phase).max_tokens_per_gpu
     return None if tokens is None else tokens * args.ds.tensor_parallel_size
+
+
+class Block(NamedTuple):
+    """Some GPUs, and the roles that are on them."""
+
+    gpus: int
+    roles: list[str]
+
+
+def blocks_of(args: SimpleNamespace, *, critic: bool, reference: bool) -> dict[str, Block]:
+    """The GPUs of a run, by the role for which they are reserved.
+
+    The roles are "actor", "reference", "critic", "reward" (a reward model) and "engines" (vLLM). A critic without a
+    model of its own has as many GPUs as the actor.
+    """
+    train, vllm = args.train, args.vllm
+    beside_actor = "actor" if train.colocate_all else None
+    beside_critic = "critic" if critic and train.colocate_critic_reward else beside_actor
+    owners = {"actor": "actor"}
+    if reference:
+        owners["reference"] = "actor" if train.colocate_actor_ref else beside_actor or "reference"
+    if critic:
+        owners["critic"] = beside_critic or "critic"
+    if not args.reward.remote_url:
+        owners["reward"] = beside_critic or "reward"
+    owners["engines"] = "engines" if train.async_enable else beside_actor or "engines"
+    critics = args.critic if args.critic.model_name_or_path else args.actor
+    models = {"actor": args.actor, "reference": args.ref, "critic": critics, "reward": args.reward}
+    gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
+    gpus["engines"] = vllm.num_engines * vllm.tensor_parallel_size
+    return {owner: Block(gpus[owner], [role for role in owners if owners[role] == owner]) for owner in owners.values()}

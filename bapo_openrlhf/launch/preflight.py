@@ -21,11 +21,11 @@ from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.data.prompts import check_tokenizer, local_tokenizer
 from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError, not_checked, one_line
-from bapo_openrlhf.flags.cautions import warnings_of
+from bapo_openrlhf.flags.cautions import CAUTIONS
 from bapo_openrlhf.flags.checked import Checked
-from bapo_openrlhf.flags.conflicts import check_combinations
+from bapo_openrlhf.flags.conflicts import COMBINATIONS
 from bapo_openrlhf.flags.paths import check_read, check_written
-from bapo_openrlhf.flags.rule import Flags
+from bapo_openrlhf.flags.rule import Flags, check_rules, messages
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
 from bapo_openrlhf.launch.apart import Begins, Questions, Trial
 from bapo_openrlhf.launch.environment import (
@@ -73,31 +73,31 @@ def check_inputs(
     warnings = warnings_of_machine()
     check_written(args)
     check_read(args)
-    check_combinations(args)
+    flags = Flags.of(args)
+    check_rules(COMBINATIONS, flags)
     warnings += _check_machine(args)
     arithmetic = batch_arithmetic(args)
-    method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
-    check_combinations(args, method=method)
+    flags.method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
+    check_rules(COMBINATIONS, flags)
     with Questions() as questions:
         warnings += _check_models(args, questions, weights=weights, ahead=ahead)
         data_check = _check_data(args, ahead=ahead, keep=keep and not ahead) if data else Data(None, None, [])
         warnings += data_check.warnings
-        prompts = elsewhere if data_check.prompts is None else data_check.prompts
-        candidates = 1 if method is None else method.candidates
-        check_combinations(args, method=method, prompts=prompts)
+        flags.prompts = prompts = elsewhere if data_check.prompts is None else data_check.prompts
+        candidates = 1 if flags.method is None else flags.method.candidates
+        check_rules(COMBINATIONS, flags)
         if args.adapt.enabled and args.adapt.method not in METHODS:
             check_method(args, arithmetic, data_check.problem)
         warnings += check_reward(args, data_check.problem, data_check.not_found)
-        steps = None if prompts is None else run_steps(args, prompts, candidates)
+        flags.steps = None if prompts is None else run_steps(args, prompts, candidates)
         if weights and prompts is not None:
             _ask_schedules(args, questions, actor_steps(args, prompts, candidates))
         warnings += questions.answers()
     return Checked(
-        arithmetic=arithmetic,
         prompts=prompts,
         candidates=candidates,
         kept=data_check.kept,
-        warnings=(*warnings_of(Flags.of(args, method=method, prompts=prompts, steps=steps)), *warnings),
+        warnings=(*messages(CAUTIONS, flags), *warnings),
     )
 
 
@@ -275,7 +275,7 @@ def _ask_models(args: SimpleNamespace, questions: Questions, folders: Mapping[st
 
 def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> None:
     most = {"actor": steps}
-    if args.critic.model_name_or_path:
+    if "critic" in Flags.of(args).loaded:
         most["critic"] = critic_steps(args, steps)
     for name, count in most.items():
         model = getattr(args, name)

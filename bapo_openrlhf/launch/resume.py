@@ -12,6 +12,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.files import ESTIMATOR
 from bapo_openrlhf.flags.paths import check_written, run_folder
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.launch.settings import CODE, DATA, MODELS, RANKS, Settings, changes, is_mended, may_change
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import (
@@ -304,7 +305,7 @@ def compare_with_beginning(
         for flag, pair in changed_flags.items()
         if not (may_change(flag) or is_mended(flag, *pair) or flag in ranks)
         or (flag == "vllm.tensor_parallel_size" and has_weights)
-        or (flag == "adapt.max_staleness" and args.train.async_enable and not args.adapt.steps_ahead(args.train))
+        or (flag == "adapt.max_staleness" and args.train.async_enable and not Flags.of(args).ahead)
     }
     _refuse(refused_flags)
     for flag, (old, new) in changed_flags.items():

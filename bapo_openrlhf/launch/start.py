@@ -15,9 +15,9 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, Ended, RunError, one_line, reason_of
-from bapo_openrlhf.flags.checked import Checked
-from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.flags.paths import make_absolute, run_folder, use_kept
+from bapo_openrlhf.flags.checked import Checked, set_openrlhf_flags
+from bapo_openrlhf.flags.config import set_flags
+from bapo_openrlhf.flags.paths import make_absolute, run_folder
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import run_steps
 from bapo_openrlhf.launch.resume import (
@@ -73,7 +73,7 @@ def launch(args: SimpleNamespace, checked: Checked, signals: Signals, command: S
     changed_flags = compare_with_beginning(args, settings, start) if resumes else {}
     take(start, args)
     args.checked = replace(checked, resume_tag=start.tag, evaluated=evaluated)
-    use_kept(args, checked.kept)
+    set_flags(args, checked.kept)
     folder = run_folder(args)
     clock = time.perf_counter()
     steps = run_steps(args, checked.prompts, checked.candidates) if checked.prompts else None

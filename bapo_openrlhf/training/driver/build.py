@@ -26,8 +26,8 @@ from transformers import AutoProcessor
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.flags.config import flags_of
-from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.paths import run_folder
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.host import require_version
 from bapo_openrlhf.record.run_record import HIDDEN, SECRETS, WARNINGS, append_rows
 from bapo_openrlhf.training.driver import waiting
@@ -74,7 +74,7 @@ class RunProcesses:
         self._shared = train.colocate_all and not train.async_enable  # whether engines are on the actor's GPUs
         self.engines = engines_on(args, beside_actor if self._shared else None)
         self.actor = self._workers(classes.policy, args.actor, beside_actor)
-        reference = has_reference(args)
+        reference = "ref" in Flags.of(args).loaded
         self.reference = self._workers(workers.ReferenceActor, args.ref, beside_actor) if reference else None
         self._beside_critic = beside_actor if train.colocate_all else None
         critic = args.critic.model_name_or_path

@@ -18,7 +18,8 @@ from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.review import Review
-from bapo_openrlhf.flags.openrlhf_flags import signal_between
+from bapo_openrlhf.flags.checked import signal_between
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
@@ -57,7 +58,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.samples_generator = generator = Generator(
             self.calls, evaluation=self.eval_dataloader, fresh=fresh_of(self), method=self.method, state=state,
             rollout_weights=self.rollout_weights, reward_model=self.reward_model, before_samples=self.begin,
-            steps_ahead=adapt.steps_ahead(args.train),
+            steps_ahead=Flags.of(args).ahead,
         )  # fmt: skip
         name = f"{args.actor.model_name_or_path} at temperature {args.rollout.temperature:g}"
         self.experience_maker = maker = ExperienceMaker(

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.flags.config import with_flags
-from bapo_openrlhf.flags.placement import Block, blocks_of
 from bapo_openrlhf.flags.rule import Flags
-from bapo_openrlhf.flags.sizes import most_rounds, most_tokens, response_tokens
+from bapo_openrlhf.flags.sizes import Block, blocks_of, most_rounds, most_tokens, response_tokens
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import flags_of, with_flags
-from bapo_openrlhf.flags.placement import blocks_of
-from bapo_openrlhf.flags.sizes import batch_arithmetic, response_tokens
+from bapo_openrlhf.flags.rule import Flags
+from bapo_openrlhf.flags.sizes import blocks_of, response_tokens
 from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.record.durable import open_to_others
 from bapo_openrlhf.user_file import at_home
@@ -82,7 +82,7 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
     delay = min(adapt.rollout_delay, STEPS)
     together = adapt.reevaluate_every % adapt.rollout_delay == 0
     every = min(adapt.reevaluate_every, delay if together else 1)
-    changes: dict[str, tuple[Any, str]] = {f"{model}.num_nodes": (1, ONE_MACHINE) for model in _models(args)}
+    changes: dict[str, tuple[Any, str]] = {f"{model}.num_nodes": (1, ONE_MACHINE) for model in Flags.of(args).loaded}
     if adapt.enabled:
         changes |= {
             "adapt.rollout_delay": (delay, f"{SHORT}, and a sync has to be among them"),
@@ -106,7 +106,7 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
     changes = {name: (value, NO_GPU) for name, value in {**ON_THE_CPU, **OFF_ON_THE_CPU}.items()}
     few = "a CPU carries few processes"
     ranks = {}
-    for name in _models(args):
+    for name in Flags.of(args).loaded:
         model = getattr(args, name)
         ranks[name] = min(model.num_nodes * model.num_gpus_per_node, MOST)
         changes[f"{name}.num_gpus_per_node"] = (ranks[name], few)
@@ -155,15 +155,10 @@ def _plain(value: Any) -> Any:
 
 def gpus_needed(args: SimpleNamespace, changes: Iterable[Reduction]) -> int:
     """GPUs that the smoke run takes, with its changes."""
-    models = batch_arithmetic(args).ranks
+    flags = Flags.of(args)
     reduced = with_flags(args, {change.name: change.replacement for change in changes})
-    blocks = blocks_of(reduced, critic="critic" in models, reference="reference" in models)
+    blocks = blocks_of(reduced, critic=flags.critic, reference="ref" in flags.loaded)
     return sum(block.gpus for block in blocks.values())
-
-
-def _models(args: SimpleNamespace) -> list[str]:
-    models = [{"reference": "ref"}.get(name, name) for name in batch_arithmetic(args).ranks]
-    return models if args.reward.remote_url else [*models, "reward"]
 
 
 # ── the small models ──

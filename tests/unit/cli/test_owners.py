@@ -29,7 +29,7 @@ RUN = """
 import sys
 from bapo_openrlhf.cli import main
 from bapo_openrlhf.launch import preflight, start
-preflight.check_inputs = lambda args: preflight.Checked(None)
+preflight.check_inputs = lambda args: preflight.Checked()
 preflight.check_hub_models = lambda args: None
 start.launch = lambda args, checked, *_: print("training", flush=True) or sys.stdin.read()
 sys.exit(main.run(sys.argv[1:]))

@@ -22,7 +22,6 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config, rules
 from bapo_openrlhf.flags.cautions import CAUTIONS
 from bapo_openrlhf.flags.conflicts import COMBINATIONS
-from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.methods.registry import METHODS, method_class, takes
@@ -124,7 +123,8 @@ def rows_in(text: str) -> list[str]:
     return [row.strip() for row in " ".join(text.split()).split(";")]
 
 
-BEFORE = [*rules.NEVER_RUN, *rules.IMAGES, rules.PACKED, *rules.ALGORITHM, *rules.SIZES, *rules.OPTIONS, *PLACEMENT]
+BEFORE = [*rules.NEVER_RUN, *rules.IMAGES, rules.PACKED, *rules.SIZES, *rules.OPTIONS, *rules.PLACEMENT,
+          *rules.ALGORITHM]  # fmt: skip
 RULES = [*BEFORE, *COMBINATIONS, *CAUTIONS]
 # Values that are refused with the other flags of BASE, by their flag: of each range one flag, and all other rules.
 VALUES_REFUSED = rows_in("""

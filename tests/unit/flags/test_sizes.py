@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
+from bapo_openrlhf.flags.checked import signal_between
 from bapo_openrlhf.flags.config import AdaptConfig
-from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, critic_steps, left_over, most_tokens, pretraining_steps
 
 
@@ -28,18 +28,22 @@ def test_a_signal_lies_between_the_ends_of_dynamic_filtering(ends, reward_range,
 
 
 class TestArithmetic:
-    def args(self, *, critic="critic", kl=0.01, tensor=1, batch=7, **adapt):
+    def args(self, *, critic=True, kl=0.01, tensor=1, batch=7, **adapt):
         model = SimpleNamespace(num_nodes=2, num_gpus_per_node=4)
         return SimpleNamespace(
             actor=model,
-            critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=4, model_name_or_path=critic),
+            critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=4),
             ref=SimpleNamespace(num_nodes=1, num_gpus_per_node=2),
-            algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl), dynamic_filtering_enable=False),
+            algo=SimpleNamespace(
+                kl=SimpleNamespace(init_coef=kl), dynamic_filtering_enable=False,
+                advantage=SimpleNamespace(estimator="gae" if critic else "rloo"),
+            ),
+            reward=SimpleNamespace(remote_url="reward.py"),
             ds=SimpleNamespace(tensor_parallel_size=tensor),
             adapt=AdaptConfig(**{"method": "bapo", "batch_size": batch} | adapt),
             rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
             train=SimpleNamespace(batch_size=48, micro_batch_size=2, dynamic_batch_enable=False),
-        )
+        )  # fmt: skip
 
     @pytest.mark.parametrize(
         ("adapt", "samples"),  # B = 7 groups of 6, and 10 fresh groups
@@ -56,9 +60,9 @@ class TestArithmetic:
         assert found.optimizer_steps == -(-samples // 48) and found.most_samples == 6 * adapt.get("batch", 7)
 
     def test_models_that_are_not_built_and_copies_of_a_rank_do_not_count(self):
-        assert batch_arithmetic(self.args(critic=None)).ranks == {"actor": 8, "reference": 2}
+        assert batch_arithmetic(self.args(critic=False)).ranks == {"actor": 8, "ref": 2}
         assert batch_arithmetic(self.args(kl=0.0)).ranks == {"actor": 8, "critic": 4}
-        assert batch_arithmetic(self.args(tensor=4)).ranks == {"actor": 2, "critic": 1, "reference": 1}
+        assert batch_arithmetic(self.args(tensor=4)).ranks == {"actor": 2, "critic": 1, "ref": 1}
 
     def test_capacity_is_the_rollout_batch_unless_adaptation_has_one_of_its_own(self):
         assert batch_arithmetic(self.args(batch=None)).capacity == 10
@@ -118,9 +122,13 @@ def test_steps_of_the_critic_are_counted_step_by_step(every, groups, batch, roun
             method="bapo", critic_groups=groups, batch_size=batch, reevaluate_every=every, max_reevaluated_prompts=3,
             value_pretraining=3, critic_epochs=3,
         ),
-        algo=SimpleNamespace(dynamic_filtering_enable=rounds == 4, kl=SimpleNamespace(init_coef=0)),
+        algo=SimpleNamespace(
+            dynamic_filtering_enable=rounds == 4, kl=SimpleNamespace(init_coef=0),
+            advantage=SimpleNamespace(estimator="gae"),
+        ),
+        reward=SimpleNamespace(remote_url="reward.py"),
         actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=1),
-        critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=1, model_name_or_path="critic", freezing_steps=-1),
+        critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=1, freezing_steps=-1),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=3),
         train=SimpleNamespace(max_epochs=2, batch_size=5, micro_batch_size=1),

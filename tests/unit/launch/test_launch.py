@@ -15,7 +15,6 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, Ended, RunError
 from bapo_openrlhf.flags.checked import Checked
-from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import resume
 from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
@@ -57,7 +56,7 @@ def start(tmp_path, monkeypatch):
 
         monkeypatch.setattr(launch, "_train", train)
         args = arguments.parse(argv)
-        launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates), Signals(), COMMAND)
+        launch.launch(args, Checked(prompts=prompts, candidates=candidates), Signals(), COMMAND)
         return result[-1][0], record.read_summary(tmp_path / "runs" / "mine")
 
     run.begun = result

@@ -14,7 +14,7 @@ from PIL import Image
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
+from bapo_openrlhf.flags.checked import set_openrlhf_flags
 from bapo_openrlhf.launch import apart, environment, preflight, rewards
 from bapo_openrlhf.launch.model_trial import warn_of_dropout
 from bapo_openrlhf.launch.preflight import KEPT, check_inputs

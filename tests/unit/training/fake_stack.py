@@ -26,9 +26,8 @@ from bapo_openrlhf.adapt import vocabulary
 from bapo_openrlhf.adapt.group import Prompt, Response
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.flags.checked import Checked
-from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags
-from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.flags.checked import Checked, set_openrlhf_flags
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.launch.resume import choose_start, take
 from bapo_openrlhf.record.run_record import read_metrics
 from bapo_openrlhf.training.engine.engines import request_seed
@@ -366,7 +365,7 @@ class World:
         sizes = {name: getattr(self.args, name).num_gpus_per_node for name in ("actor", "critic", "ref", "reward")}
         models = ("actor", "critic") if self.args.critic.model_name_or_path else ("actor",)
         self.groups = {model: Group(self, model, sizes[model]) for model in models}
-        self.reference = Group(self, "reference", sizes["ref"]) if has_reference(self.args) else None
+        self.reference = Group(self, "reference", sizes["ref"]) if "ref" in Flags.of(self.args).loaded else None
         self.judge = None if self.args.reward.remote_url else Group(self, "reward", sizes["reward"])
         rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
         self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
@@ -391,7 +390,7 @@ class World:
             elif value is not None:
                 argv.append(f"--{name}" if value is True else f"--{name}={value}")
         args = arguments.parse(argv)
-        args.checked = Checked(batch_arithmetic(args))
+        args.checked = Checked()
         set_openrlhf_flags(args)
         return args
 

@@ -11,7 +11,8 @@ import yaml
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.flags.config import flags_of
-from bapo_openrlhf.flags.conflicts import check_combinations
+from bapo_openrlhf.flags.conflicts import COMBINATIONS
+from bapo_openrlhf.flags.rule import Flags, check_rules
 from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.workbench.smoke import reduce, reward, run
 
@@ -45,7 +46,7 @@ def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
     before, after = (json.loads(json.dumps(flags_of(parse))) for parse in (given, args))
     assert {name for name in before if before[name] != after[name]} == {*changes, "config"}
     assert {name: after[name] for name in changes} == changes
-    check_combinations(args)
+    check_rules(COMBINATIONS, Flags.of(args))
     assert args.ckpt.save_steps == 1 and args.adapt.rollout_delay <= 2 and args.adapt.reevaluate_every <= 2
     assert args.data.max_samples <= args.rollout.batch_size * 2
     if cpu:
