@@ -6,6 +6,7 @@ prefixes, renamed and merged tensors. vLLM reads the configuration as an engine 
 """
 
 import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ def _refuse_quantized(model: str, folder: Path) -> None:
     quantized = (config_of(model, folder).get("quantization_config") or {}).get("quant_method")
     for path in weight_files(model, folder):
         kinds = {kind for kind, _ in headers(model, path).values()} if path.suffix == ".safetensors" else set()
-        quantized = quantized or next((kind for kind in sorted(kinds) if kind.startswith(("F8", "F6", "F4"))), None)
+        quantized = quantized or next((kind for kind in sorted(kinds) if re.match("F8_|F6_|F4", kind)), None)
     if quantized:
         raise ConfigError(
             f"{model}; its weights are quantized ({quantized}), and must be in bf16 or float32 to be trained"

@@ -57,14 +57,15 @@ CHECK = ["check", "--algorithm=bapo_grpo", "--rollout.n_samples_per_prompt=8", "
 def test_check_of_a_laptop_says_what_it_cannot_check(tmp_path, tokenizer_folder):
     """`pip install ".[check]"` (docs/install.md): neither this process nor one that it starts finds these packages."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
-    path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    # Only these variables, because other tests may have set some of a run on the CPU.
+    environment = {name: os.environ[name] for name in ("PATH", "HOME")} | {"PYTHONPATH": str(tmp_path)}
     save_file({"weight": np.zeros(1)}, tokenizer_folder / "model.safetensors")
     rows = [{"input": [{"role": "user", "content": f"{n}?"}], "label": r"\frac{1}{2}"} for n in range(16)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [f"--actor.model_name_or_path={tokenizer_folder}", f"--data.prompt_dataset={tmp_path / 'rows.jsonl'}"]
     done = subprocess.run(
         [sys.executable, "-m", "bapo_openrlhf.cli", *CHECK, *files],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120, env=environment,
     )  # fmt: skip
     said = [line for line in done.stderr.splitlines() if "not all was checked" in line]
     starts = ("the GPUs of", "the prompts of data.prompt_dataset", "actor.model_name_or_path is", "actor.lr_scheduler")

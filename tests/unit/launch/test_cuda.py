@@ -82,7 +82,7 @@ def allocator(monkeypatch):
     """allocator(words, on_cpu, VARIABLE=value): check a preset with these flags in this environment."""
 
     def check(words, on_cpu=False, **variables):
-        for name in environment.VARIABLES:
+        for name in environment.ALLOCATOR:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -94,7 +94,7 @@ def allocator(monkeypatch):
     return check
 
 
-@pytest.mark.parametrize("name", environment.VARIABLES)
+@pytest.mark.parametrize("name", environment.ALLOCATOR)
 @pytest.mark.parametrize(
     ("words", "value"), [([], "expandable_segments:True"), (AWAKE, "max_split_size_mb:64, expandable_segments : true")]
 )

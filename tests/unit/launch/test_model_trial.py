@@ -165,6 +165,8 @@ class TestLoaded:
         name = "model.layers.0.mlp.up_proj.weight"
         write(path, weights | {name: weights[name].to(torch.float8_e4m3fn)})
         assert "its weights are quantized (F8_E4M3)" in refusal(lambda: load(path))
+        write(path, weights | {name: weights[name].double()})  # F64, which is not F6_E2M3
+        assert load(path) == []
         write(path, weights)
         change(path, quantization_config={"quant_method": "gptq"})
         assert "its weights are quantized (gptq)" in refusal(lambda: load(path, "critic"))

@@ -317,7 +317,7 @@ def test_unknown_names(prepare_all, changes, says):
 
 
 def test_a_task_without_published_data_needs_a_generator(tmp_path):
-    with pytest.raises(ConfigError, match="generator is None; toy has counting, and no published data"):
+    with pytest.raises(ConfigError, match="generator is None; toy has counting, few, and no published data"):
         prepare(replace(TASK, problem=None), Preparation(out=tmp_path))
 
 
