@@ -170,7 +170,7 @@ def cases_of_methods_but(named: list[str | None]) -> tuple[dict[str, Any], ...]:
     """A case of each built-in method that is not named."""
     kinds = {name: method_class(name) for name in METHODS if name != "bapo" and name not in named}
     choosing = {"prompts": 16, "adapt.options": "candidates=2"}
-    repeated = {"prompts": 8, "train.num_episodes": 4}
+    repeated = {"prompts": 8, "train.num_episodes": 4, "adapt.buffer_size": 9}  # the least of bapo_authors_code
     return tuple(
         repeated | {"adapt.method": name} | (choosing if kind.candidates > 1 else {}) for name, kind in kinds.items()
     )
