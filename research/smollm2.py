@@ -32,8 +32,9 @@ ORDER = {arm: place for place, arm in enumerate(ARMS.values())}
 COLOURS = tuple(PALETTE[place] for place in (6, 0, 4, 1))  # of ARMS
 SOURCES = ("fresh", "reevaluated", "replayed")
 EXPLAINED = "value/explained_variance"
-KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summary.json", "probes.jsonl",
-        "solved.json")  # fmt: skip
+# The commits whose runs have a command.json go on with them only if it is there.
+KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summary.json", "command.json",
+        "probes.jsonl", "solved.json")  # fmt: skip
 AXES = {
     "responses": "responses generated",
     "tokens": "tokens generated and trained on",
