@@ -272,11 +272,11 @@ class RowCheck:
             return
         image_token = tokenizer.image_token()
         texts_and_images = [(one.prompt, vision.counted(one.images)) for one in prompts]
-        all_measured = tokenizer.measured(texts_and_images, self._max_prompt)
-        for one, measured in zip(prompts, all_measured, strict=True):
+        solutions = []
+        for one, measured in zip(prompts, tokenizer.measured(texts_and_images, self._max_prompt), strict=True):
             self._judge_tokens(one, measured, image_token)
-        pairs = zip(prompts, all_measured, strict=True)
-        solutions = [(one.place, one.solution, measured.length) for one, measured in pairs if one.solution]
+            if one.solution:
+                solutions.append((one.place, one.solution, measured.length))
         self._measure_solutions(tokenizer, solutions)
 
     def _judge_tokens(self, one: Unmeasured, measured: Measured, image_token: str | None) -> None:

@@ -91,7 +91,7 @@ def places(prompt: Any) -> int:
 
 
 def check_image(where: str, image: Any) -> None:
-    """Raise ConfigError, which begins with `where`, if an image is no text, does not open or is too long."""
+    """Raise ConfigError, which begins with `where`, if an image is no text, is not there, or does not open."""
     from PIL import Image
 
     if not isinstance(image, str):

@@ -14,11 +14,12 @@ from bapo_openrlhf.methods.base import FilteredMethod
 
 @dataclass(eq=False, kw_only=True)
 class LUFFY(FilteredMethod):
-    """GRPO on mixed groups: G - 1 responses of the policy, and the worked solution of the prompt.
+    """Gives each group a worked solution beside the policy's own responses.
 
-    The worked solution has the greatest reward of the task. Mean and deviation of the advantages (Eq. 2) are over all G
-    rewards, so a group of G - 1 wrong responses has a signal. The loss of the solution's tokens is that of
-    `adapt.corrections.shaped`, with gamma = 0.1 and without a clip. All tokens count alike in the mean.
+    It is GRPO on mixed groups: G - 1 responses of the policy, and the worked solution of the prompt, which has the
+    greatest reward of the task. Mean and deviation of the advantages (Eq. 2) are over all G rewards, so a group of
+    G - 1 wrong responses has a signal. The loss of the solution's tokens is that of `adapt.corrections.shaped`, with
+    gamma = 0.1 and without a clip. All tokens count alike in the mean.
 
     A prompt without a solution also gets G - 1 responses, because their number is decided before anything is known of
     the prompt.

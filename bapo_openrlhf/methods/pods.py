@@ -16,10 +16,11 @@ from bapo_openrlhf.methods.base import FilteredMethod
 
 @dataclass(eq=False, kw_only=True)
 class PODS(FilteredMethod):
-    """Generates many responses (n = G) to each prompt, and trains on the m of them with the greatest reward variance.
+    """Generates many responses to each prompt and trains on the few whose rewards differ most.
 
-    Generation is cheap if many responses are made at once, but the update costs each of them alike. Mean and deviation
-    of the advantages are over the m *kept* responses, as in the authors' code. The others are dropped.
+    Of n = G responses, these are the m with the greatest reward variance. Generation is cheap if many responses are
+    made at once, but the update costs each of them alike. Mean and deviation of the advantages are over the m *kept*
+    responses, as in the authors' code. The others are dropped.
 
     With m = 0 a fourth of G is kept, but at least 2, as in the paper's runs (16 of 64, 32 of 128). Set
     `--adapt.batch_size` to `--rollout.batch_size` times m / G, which is the room that the kept responses need. The

@@ -63,7 +63,8 @@ class RewardPool:
     Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
     time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
     with it and not answered yet go to another one. A call whose process was killed from outside is asked once more.
-    What the function imports in its first call counts, for the time and for the memory. It is thread-safe.
+    What the file imports counts neither for the time limit nor for the memory limit; what the function imports in its
+    first call counts for both. The pool is thread-safe.
     """
 
     def __init__(self, path: str | os.PathLike, limits: VerifierConfig) -> None:

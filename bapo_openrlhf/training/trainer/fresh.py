@@ -129,10 +129,10 @@ class OneRound:
 class Rounds(OneRound):
     """Dynamic filtering (DAPO): asks for more fresh prompts, in up to `ROUNDS` rounds, while too few have a signal.
 
-    A group with a mean reward `between` these has a signal.
-    OpenRLHF's dynamic filtering draws a new prompt for each dropped group as soon as its responses are there, and
-    forgets the group. Here a step draws in whole rounds, from the same weights, so its prompts follow from its rewards
-    and not from which response came first. The method gets the groups of all rounds, also those without a signal.
+    A group with a mean reward `between` these has a signal. OpenRLHF's dynamic filtering draws a new prompt for each
+    dropped group as soon as its responses are there, and forgets the group. Here a step draws in whole rounds, from the
+    same weights, so its prompts follow from its rewards and not from which response came first. The method gets the
+    groups of all rounds, also those without a signal.
     """
 
     def __init__(self, *args: Any, between: tuple[Fraction, Fraction]) -> None:

@@ -134,7 +134,7 @@ class Ahead(InTurn):
         return rollout
 
     def hard(self, rollout: Rollout) -> Sequence[Prompt]:
-        """The hard prompts that the rollout was asked to take along, whatever its weights are."""
+        """The hard prompts that were given to this rollout. They do not depend on its weights."""
         prompts, rollout.hard_prompts_left = rollout.hard_prompts_left, []
         return prompts
 

@@ -96,7 +96,7 @@ class Answers:
 
 
 def sample_of(prompt: Prompt, response: Response) -> Experience:
-    """What OpenRLHF's generator makes of the answer of which `generated_response` made this response.
+    """The prompt and the response as a sample: the one that OpenRLHF's generator makes of the engine's answer.
 
     Tokens are int32, and masks bool, until the workers make them int64 (`packing.WIDE`): 10 bytes a token, and not 28.
     """

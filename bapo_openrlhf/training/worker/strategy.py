@@ -45,11 +45,13 @@ def make_room(folder: Path, tag: str, max_num: int, max_mem: float) -> None:
         for path in best:
             if path.name != tag:
                 discard(path, folder.parent)
-    while others:
-        size = sum(path.stat().st_size for path in folder.glob("*/**/*") if path.is_file())
-        if (is_best or len(others) < max_num) and size <= max_mem * 1024**3:
-            break
+    while others and ((not is_best and len(others) >= max_num) or size_of(folder) > max_mem * 1024**3):
         discard(others.pop(0), folder.parent)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder's folders."""
+    return sum(path.stat().st_size for path in folder.glob("*/**/*") if path.is_file())
 
 
 def strategy_of(args: Any) -> Strategy:

@@ -30,7 +30,7 @@ Domain = tuple[float, float]
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend, for a line or an area. `dash` is SVG's stroke-dasharray. It is empty if the line is solid."""
+    """An entry of a legend, which names a line or an area. `dash` is SVG's stroke-dasharray; "" makes a solid line."""
 
     name: str
     colour: str
