@@ -3,9 +3,9 @@
     python research/smollm2.py RUNS --start start.csv   # writes results/smollm2/ and docs/images/smollm2.svg
     python research/smollm2.py                          # draws again, from the records in results/smollm2/
 
-RUNS is the runs folder of the study (research/studies/smollm2.yaml). `start.csv` is results.csv of an evaluation of the
-warmed-up model, with the temperature of the study's evaluations: step 0 of each run. `tar -xf` of the records in an
-empty RUNS lets the study go on where it was: runs that are done stay.
+RUNS is the runs folder of the study research/studies/smollm2.yaml, with the runs of critic_smollm2.yaml in it.
+`start.csv` is results.csv of an evaluation of the warmed-up model, with the temperature of the study's evaluations: step
+0 of each run. `tar -xf` of the records in an empty RUNS lets the study go on where it was: runs that are done stay.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from bapo_openrlhf.workbench.pages.figure import save_svg
 FOLDER = RESULTS / "smollm2"
 PICTURE = DOCS_IMAGES / "smollm2.svg"
 LEVELS = ("three", "four", "five", "tens", "six")
-ARMS = {"plain-group": "GRPO", "bapo-group": "BAPO-GRPO", "plain-critic": "PPO", "bapo-critic": "BA-PPO"}
+ARMS = {
+    "plain-group": "GRPO", "bapo-group": "BAPO-GRPO", "plain-critic": "PPO", "bapo-critic": "BA-PPO",
+    "generated-critic": "BA-PPO, a critic of all groups",
+}  # fmt: skip
 ORDER = {arm: place for place, arm in enumerate(ARMS.values())}
-COLOURS = tuple(PALETTE[place] for place in (6, 0, 4, 1))  # of ARMS
+COLOURS = tuple(PALETTE[place] for place in (6, 0, 4, 1, 2))  # of ARMS
 SOURCES = ("fresh", "reevaluated", "replayed")
 EXPLAINED = "value/explained_variance"
+OF_ALL = f"{EXPLAINED}_generated"  # of the groups that a critic of all groups trains on
 # The commits whose runs have a command.json go on with them only if it is there.
 KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summary.json", "command.json",
         "probes.jsonl", "solved.json")  # fmt: skip
@@ -55,7 +59,8 @@ def rows_of(run: Path, start: dict[str, float]) -> pd.DataFrame:
     table.loc[0] = pd.Series(start, dtype=float).reindex(table.columns, fill_value=0.0)
     table["mean"] = table[list(LEVELS)].mean(axis=1)
     if EXPLAINED in metrics:  # over the steps since the evaluation before
-        table["explained_variance"] = metrics[EXPLAINED].groupby(-(-metrics.index // 20) * 20).mean()
+        explained = metrics[OF_ALL if OF_ALL in metrics else EXPLAINED]
+        table["explained_variance"] = explained.groupby(-(-metrics.index // 20) * 20).mean()
     arm, _, seed = run.name.rpartition("-s")
     columns = {"arm": ARMS[arm], "seed": int(seed), "commit": read_run(run)["commit"]}
     return table.sort_index().rename_axis("step").reset_index().assign(**columns)
