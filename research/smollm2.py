@@ -4,8 +4,8 @@
     python research/smollm2.py                          # draws again, from the records in results/smollm2/
 
 RUNS is the runs folder of the study research/studies/smollm2.yaml, with the runs of critic_smollm2.yaml in it.
-`start.csv` is results.csv of an evaluation of the warmed-up model, with the temperature of the study's evaluations: step
-0 of each run. `tar -xf` of the records in an empty RUNS lets the study go on where it was: runs that are done stay.
+`start.csv` is results.csv of an evaluation of the warmed-up model, with the temperature of the study's evaluations:
+step 0 of each run. `tar -xf` of the records in an empty RUNS lets the study go on: runs that are done stay.
 """
 
 from __future__ import annotations
