@@ -59,10 +59,11 @@ TIMED = {"recipe": "recipe_units"}  # stages with unit times, and the stage that
 BEST = "best replay"  # stands for the replay method that the search found to be the best
 BETTER = "better critic"  # stands for the one of CRITICS whose runs are the highest, by their mean
 CRITICS = ("generated", "grouped")
+GATED = "ended by the gate, %"
 CHOICES = {BETTER: len(CRITICS)}  # p is multiplied by the number of arms from which the better one was chosen
 BASELINES = {  # the arms over which the page has the gains of the others
     "recipe": ["plain"], "shape": ["filter_only", "matched"], "price": ["four_epochs", "two_epochs"],
-    "smollm2": ["plain"], "critic_arms": ["today"], "prefixes": ["wide"], "gate": ["four_epochs"],
+    "smollm2": ["plain"], "critic_arms": ["today"], "prefixes": ["wide"], "gate": [],
 }  # fmt: skip
 # Titles of the pages, and the names of their files and designs.
 PAGES = {
@@ -101,7 +102,6 @@ PRIMARY = (
     Comparison("Does it help to use it only if it knows more?", "critic_arms", "grouped", "generated", "tokens"),
     Comparison("Is a critic ahead of none?", "critic_arms", BETTER, "group_relative", "tokens"),
     Comparison("Do prefixes help re-evaluation?", "prefixes", "prefixes", "wide", "responses"),
-    Comparison("Does the gate help reuse?", "gate", "gated", "four_epochs", f"share {EXPENSIVE}"),
 )  # fmt: skip
 
 
@@ -299,7 +299,7 @@ def batches(results: Results) -> pd.DataFrame:
         of X2, X3 and groups with a prefix in these, in per cent; steps from the last group of a prompt to its X2; the
         age of X3, in trainer steps and in optimizer steps; the TV distances of fresh groups, X2 and X3 from today's
         policy, each group counted once; and the share of the steps whose reuse a gate has ended, in per cent. Without
-        any group with a prefix or any such step, their columns are left out.
+        any group with a prefix, or any gate, their columns are left out.
     """
     rate = optimizer_steps(results).set_index("label")["optimizer_steps"]
     least = results.numbers["rollouts"].min()
@@ -322,10 +322,11 @@ def batches(results: Results) -> pd.DataFrame:
             "age of X3, updates": age * updates * runs / len(steps),
             "TV X1": weighted(steps, "tv/fresh", x1), "TV X2": weighted(steps, "tv/reevaluated", x2),
             "TV X3": weighted(steps, "tv/replayed", x3),
-            "ended by the gate, %": 100 * (steps.reindex(columns=[TRIPPED])[TRIPPED] > 0).mean(),
+            GATED: 100 * (steps[TRIPPED] > 0).mean() if TRIPPED in steps else np.nan,
         })  # fmt: skip
     table = pd.DataFrame(rows)
-    return table.drop(columns=[name for name in ("with a prefix, %", "ended by the gate, %") if not table[name].any()])
+    there = {"with a prefix, %": table["with a prefix, %"].any(), GATED: table[GATED].notna().any()}
+    return table.drop(columns=[name for name, is_there in there.items() if not is_there])
 
 
 def waits(results: Results, arm: str) -> float:

@@ -2,7 +2,8 @@
 
 Their learning rates are those that the searches of fair_stages.py have found for the arms that they are compared with.
 Seconds are those of the nearest arms there; with a re-evaluation in each step, part 1 generates up to half as many
-responses more, which is taken as a third more time.
+responses more, which is taken as a third more time. The gate has the run that comes before its comparison, and no other
+one, because it ended no step of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ WIDE = 4 / 3 * SHAPE["wide"]
 REUSE = (
     Stage("prefixes", "1", "reuse_prefixes", tuple(range(611, 623)), {"wide": WIDE, "prefixes": WIDE},
           rates_from="shape_rates", rates_of={"prefixes": "wide"}, trial="reuse", paired=False, parallel=2),
-    Stage("gate", "2", "reuse_gate", tuple(range(631, 643)),
-          {"four_epochs": PRICE["four_epochs"], "gated": PRICE["four_epochs"]},
-          rates_from="price_rates", rates_of={"gated": "four_epochs"}, trial="reuse", paired=False, parallel=2),
+    Stage("gate", "2", "reuse_gate", (901,), {"gated": PRICE["four_epochs"]}, rates_from="price_rates",
+          rates_of={"gated": "four_epochs"}, trial="reuse", paired=False),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The stages of reuse_design.md: rates that searches of another trial have found, and one comparison in each part."""
+"""The stages of reuse_design.md: rates that searches of another trial have found, and one comparison."""
 
 import decision_stages as stages
 import fair_trial
@@ -19,7 +19,7 @@ def test_both_arms_have_the_rate_of_the_arm_that_was_searched(tmp_path):
     with pytest.raises(stages.NotYet):
         stages.planned(stages.stage_of("prefixes"), tmp_path)
     search(tmp_path)
-    for name, rate, seeds in (("prefixes", 5e-5, range(611, 623)), ("gate", 2e-5, range(631, 643))):
+    for name, rate, seeds in (("prefixes", 5e-5, range(611, 623)), ("gate", 2e-5, (901,))):
         runs = stages.planned(stages.stage_of(name), tmp_path)
         assert {float(flag(run, stages.RATE)) for run in runs} == {rate}
         methods = stages.stage_of(name).seconds
@@ -35,12 +35,11 @@ def test_a_new_worktree_has_the_searches_of_the_other_trial(tmp_path, monkeypatc
     assert len(stages.planned(stages.stage_of("prefixes"), tmp_path / "second")) == 24
 
 
-def test_each_part_has_one_comparison(tmp_path):
+def test_part_1_has_one_comparison(tmp_path):
     search(tmp_path)
     write_stage(
         "prefixes", tmp_path, lambda method, rate, seed: 0.5 + 0.1 * (method == "prefixes") + 0.0001 * (seed % 7)
     )
-    first, second = fair_trial.primary(Records(tmp_path), "reuse").to_dict("records")
+    (row,) = fair_trial.primary(Records(tmp_path), "reuse").to_dict("records")
     # The area below a straight line from the start is half of its height.
-    assert first["gain"] == pytest.approx(5.0) and first["p"] == first["p_holm"] and first["answer"] == "ahead"
-    assert second["answer"] == "not yet"
+    assert row["gain"] == pytest.approx(5.0) and row["p"] == row["p_holm"] and row["answer"] == "ahead"

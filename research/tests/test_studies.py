@@ -21,6 +21,7 @@ STEPS = {  # prompts and steps of those that have other numbers than their kind
     "fair_shape": (256, 48),
     "fair_price": (256, 64),
     "fair_smollm2": (960, 60),
+    "critic_smollm2": (960, 60),
     "reuse_prefixes": (256, 48),
     "reuse_gate": (256, 64),
     "critic_setting": (1024, 128),
