@@ -404,7 +404,9 @@ def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:
 def picture(comparisons: pd.DataFrame) -> alt.LayerChart:
     """The gain of each primary comparison that is answered, with its interval, beside the differences that count."""
     rows = comparisons[comparisons["gain"].notna()]
-    rows = rows.assign(pair=[f"{row.better} - {row.than}, equal {row.cost}" for row in rows.itertuples()])
+    costs = {f"share {EXPENSIVE}": f"generation {EXPENSIVE:.0%} of the price"}
+    words = [costs.get(row.cost, f"equal {row.cost}") for row in rows.itertuples()]
+    rows = rows.assign(pair=rows["better"] + " - " + rows["than"] + ", " + words)
     base = alt.Chart(rows).encode(y=alt.Y("pair:N", title=None, sort=None, axis=alt.Axis(labelLimit=0)))
     none = alt.Chart(pd.DataFrame([{"low": -COUNTS, "high": COUNTS}])).mark_rect(color=MUTED, opacity=0.15)
     zero = alt.Chart(rows).mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(0))
