@@ -100,4 +100,5 @@ def test_an_engine_asks_its_workers_for_parts_that_were_left_behind_after_each_c
     engine.llm = AsyncMock()
     asyncio.run(engine.changed(3))
     engine.llm.collective_rpc.assert_awaited_once_with(require_merged)
+    engine.llm.reset_prefix_cache.assert_awaited_once_with(reset_running_requests=True)  # none goes on with old keys
     assert engine.weights_version == 3

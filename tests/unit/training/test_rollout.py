@@ -319,7 +319,7 @@ class TestResponses:
         turns=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=3),
         max_len=st.integers(1, 14),
         logs=st.sampled_from([{}, {"format": 0.1}, {"depth": 3, "done": True}, {"x": torch.tensor([[0.3]])}]),
-        truncated=st.sampled_from([{}, {"truncated": True}]),
+        truncated=st.sampled_from([None, False, True]),
         seed=st.integers(0, 99),
     )
     @settings(derandomize=True, database=None)
@@ -328,7 +328,9 @@ class TestResponses:
         ranges = [(start, min(start + size, length)) for start, size in turns if start < length]
         tokens, log_probs = rng.integers(0, 99, length).tolist(), (-rng.exponential(size=length)).tolist()
         about = {"observation_tokens": tokens, "rollout_log_probs": log_probs, "action_ranges": ranges}
-        answer = response(reward=0.25, scores=0.5, extra_logs=logs, **about) | truncated
+        answer = response(reward=0.25, scores=0.5, extra_logs=logs, **about) | {"truncated": truncated}
+        if truncated is None:
+            del answer["truncated"]
         result = sample_of(Prompt("p", "l"), generated_response(answer, max_len=max_len, temperature=1.0))
         theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=max_len)
         mask = theirs.action_mask.bool()

@@ -263,6 +263,19 @@ class TestFailedGroups:
         assert "Failed calls" not in text  # the reward function runs where nobody counts
         assert run.updates["actor"] == 0 and run.metrics() == []
 
+    def test_the_method_is_told_of_those_that_were_asked_again(self, world):
+        """In the second step, none of the hard prompts and of the fresh ones gets a reward."""
+        flags = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1, "adapt.max_failed_share": 1}
+        run = world(prompts=8, **flags, **{"train.num_episodes": 1})
+        run.reward = lambda *_: 0.0 if run.step == 0 else None
+        named, told = [], []
+        method = run.trainer.method
+        begin, unanswered = method.begin_step, method.unanswered
+        method.begin_step = lambda step: named.append(begin(step)) or named[-1]
+        method.unanswered = lambda prompts: told.append([*prompts]) or unanswered(prompts)
+        run.trainer.fit()
+        assert told == [[], named[1]] and named[1]
+
     def test_the_message_says_how_the_calls_of_all_engines_failed(self, world):
         run = world(prompts=4, engines=3)
         calls = [[("timeout", 7)] * 2 + [("raised", 9)], [], [("timeout", 8)] * 3 + [("memory", 7)] * 4]
