@@ -72,6 +72,7 @@ CONTENTS = {
         "research/critic_design",
         "research/results/critic/critic",
         "research/reuse_design",
+        "research/results/reuse/reuse",
         "research/halves_design",
         "research/results/halves/halves",
         "research/first_study",
