@@ -2,8 +2,8 @@
 
 Their learning rates are those that the searches of fair_stages.py have found for the arms that they are compared with.
 Seconds are those of the nearest arms there; with a re-evaluation in each step, part 1 generates up to half as many
-responses more, which is taken as a third more time. The gate has the run that comes before its comparison, and no other
-one, because it ended no step of it.
+responses more, which is taken as a third more time. Part 2 has only the run that comes before its comparison, because
+the gate ended none of its steps.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SHARED = {"adapt__c2": "1/8", "adapt__c3": "7/8"}
 # v = 3 and m = 4, and the checkpoint is after 4 steps. It has the weights of step 3, which the engines hold. At step 4
 # (from 0), hard prompts are generated and gradients are probed with today's weights. Step 5 has those of step 3 again.
 GRPO_SAVED, GRPO_TOLD = 4, 7
-GRPO = SHARED | {  # each batch has room for replayed groups, and an epoch has two steps
+GRPO = SHARED | {  # a batch has room for groups that are replayed; an epoch has two steps
     "algorithm": "bapo_grpo", "adapt__batch_size": 16, "adapt__rollout_delay": 3, "adapt__reevaluate_every": 4,
     "adapt__ratio": "decoupled", "adapt__kl_target": "behaviour", "actor__entropy_coef": 0.001,
     "data__max_samples": 16, "train__num_episodes": 4, "ckpt__save_steps": GRPO_SAVED, "eval__steps": GRPO_SAVED,

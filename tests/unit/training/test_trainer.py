@@ -264,7 +264,7 @@ class TestFailedGroups:
         assert run.updates["actor"] == 0 and run.metrics() == []
 
     def test_the_method_is_told_of_those_that_were_asked_again(self, world):
-        """In the second step, none of the hard prompts and of the fresh ones gets a reward."""
+        """In the second step, neither the hard prompts nor the fresh ones get a reward."""
         flags = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1, "adapt.max_failed_share": 1}
         run = world(prompts=8, **flags, **{"train.num_episodes": 1})
         run.reward = lambda *_: 0.0 if run.step == 0 else None
