@@ -340,6 +340,31 @@ def waits(results: Results, arm: str) -> float:
     return float(wait[generated["state"] == "reevaluated"].mean())
 
 
+def asked_again(results: Results) -> pd.DataFrame:
+    """Groups of prompts that a step of each arm asks again, without and with a prefix, means over its steps.
+
+    Returns:
+        A row for each arm: label; groups of a step without and with a prefix, without those that are cut; and of those
+        with one, the mean reward and the share whose rewards are all equal, in per cent. It is empty if no group has a
+        prefix.
+    """
+    rows = []
+    for arm in results.arms:
+        steps = results.steps[results.steps["arm"] == arm.name]
+        states = ("reevaluated", "unimproved", "solved", "prefixed", "unsteered")
+        groups = steps.reindex(columns=[f"groups/{state}" for state in states]).fillna(0).set_axis(states, axis=1)
+        prefixed = groups["prefixed"] + groups["unsteered"]
+        rows.append({
+            "label": results.labels[arm.name],
+            "without a prefix": groups[["reevaluated", "unimproved", "solved"]].sum(axis=1).mean(),
+            "with a prefix": prefixed.mean(),
+            "their mean reward": weighted(steps, "prefix/mean_reward", prefixed),
+            "all equal, %": 100 * groups["unsteered"].sum() / (prefixed.sum() or np.nan),
+        })  # fmt: skip
+    table = pd.DataFrame(rows)
+    return table if table["with a prefix"].any() else table[:0]
+
+
 def machines(records: Records, stage: str) -> pd.DataFrame:
     """Runs of each arm by the kind of CPU."""
     rows = [{"label": run.arm.label, "cpu": run.run.metadata.get("cpu")} for run in records.results(stage).runs]
@@ -393,6 +418,8 @@ def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:
             tables[f"Gain over {label} ({stage})"] = gains(results, than, units_of(records, stage))
             tables[f"Gain over {label} by the share of generation ({stage})"] = gains_by_share(results, than)
         tables[f"Batches ({stage})"] = batches(results)
+        if not (table := asked_again(results)).empty:
+            tables[f"Groups asked again in a step ({stage})"] = table
         tables[f"Updates ({stage})"] = updates(results)
         tables[f"Machines ({stage})"] = machines(records, stage)
         if stage in TIMED:
@@ -496,7 +523,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     title, name = PAGES[given.trial]
     text = page(tables, title, name, f"fair_trial.py --trial {given.trial}")
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    if tables["Primary comparisons"]["gain"].notna().any():
+    if tables["Primary comparisons"]["gain"].count() > 1:  # one needs no picture
         save_svg(picture(tables["Primary comparisons"]), DOCS_IMAGES / f"{name}.svg")
     print(tables["Primary comparisons"].round(3).to_markdown(index=False))
     return 0

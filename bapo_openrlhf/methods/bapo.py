@@ -34,7 +34,8 @@ class BAPO(FilteredMethod):
 
     With `prefix_share` above 0, a re-evaluation generates from a prefix for up to half of `max_reevaluated_prompts`, as
     `prefix_sampling` does it. A hard prompt without a right response begins with its worked solution, if the data has
-    one. A group with a prefix takes no prompt out of the hard buffer, moves no threshold, and is not replayed.
+    one. A group with a prefix takes no prompt out of the hard buffer, moves no threshold, and is not replayed. In our
+    toy setting prefixes did not help: docs/results.md.
 
     Args:
         prefix_share: First share of a stored response that is a prefix. 0 means that there are no prefixes.

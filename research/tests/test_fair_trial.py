@@ -237,6 +237,20 @@ def test_what_the_batches_held(tmp_path):
     assert row["updates, equal responses"] == STEPS and row["trained, per token"] == pytest.approx(400 / 500)
 
 
+def test_groups_that_are_asked_again(tmp_path):
+    """By hand: in all steps one that is as hard as before, and in step 2 also groups with a prefix."""
+    bapo, *others = [run for run in stages.planned(stages.stage_of("recipe"), tmp_path) if run.arm.method == "bapo"]
+    numbers = {"groups/unimproved": 1, "groups/prefixed": 0, "groups/unsteered": 0}
+    second = {"groups/prefixed": 1, "groups/unsteered": 3, "prefix/mean_reward": 0.25}
+    write_run(bapo, 0.5, metrics=lambda step: numbers | (second if step == 2 else {}))
+    [row] = fair_trial.asked_again(Records(tmp_path).results("recipe")).to_dict("records")
+    del row["label"]
+    assert [*row.values()] == [1, 4 / STEPS, 0.25, 75]
+    write_run(others[0], 0.5)
+    write_run(bapo, 0.5, metrics=lambda step: numbers)
+    assert fair_trial.asked_again(Records(tmp_path).results("recipe")).empty
+
+
 def test_what_a_comparison_can_see_is_found_in_80_of_100_draws():
     rng, cases = np.random.default_rng(0), 4000
     seen = fair_trial.detectable((1.5, 3.4), 16, 3)
