@@ -341,7 +341,7 @@ def waits(results: Results, arm: str) -> float:
 
 
 def asked_again(results: Results) -> pd.DataFrame:
-    """Groups of prompts that a step of each arm asks again, without and with a prefix, means over its steps.
+    """How many groups a step asks for again, without and with a prefix: means over the steps of each arm.
 
     Returns:
         A row for each arm: label; groups of a step without and with a prefix, without those that are cut; and of those
@@ -523,7 +523,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     title, name = PAGES[given.trial]
     text = page(tables, title, name, f"fair_trial.py --trial {given.trial}")
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    if tables["Primary comparisons"]["gain"].count() > 1:  # one needs no picture
+    if tables["Primary comparisons"]["gain"].count() > 1:  # a single one needs no picture
         save_svg(picture(tables["Primary comparisons"]), DOCS_IMAGES / f"{name}.svg")
     print(tables["Primary comparisons"].round(3).to_markdown(index=False))
     return 0

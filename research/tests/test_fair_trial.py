@@ -213,9 +213,14 @@ def test_a_skipped_group_is_planned_and_divides(tmp_path):
     assert scale["filter only"] == pytest.approx((300 - 100) / 300)
 
 
+def first_of_bapo(root):
+    """The first planned run of BAPO in the stage "recipe"."""
+    return next(run for run in stages.planned(stages.stage_of("recipe"), root) if run.arm.method == "bapo")
+
+
 def test_what_the_batches_held(tmp_path):
     """X3 is a group of age 1 in step 2, and two of age 3 in step 3."""
-    [run, *_] = [run for run in stages.planned(stages.stage_of("recipe"), tmp_path) if run.arm.method == "bapo"]
+    run = first_of_bapo(tmp_path)
     age = "staleness/replayed_steps_mean"
     names = ("groups/fresh", "tv/fresh", "groups/replayed", age, "tv/replayed")
     of_step = {step: dict(zip(names, values, strict=True)) for step, values in {
@@ -238,17 +243,16 @@ def test_what_the_batches_held(tmp_path):
 
 
 def test_groups_that_are_asked_again(tmp_path):
-    """By hand: in all steps one that is as hard as before, and in step 2 also groups with a prefix."""
-    bapo, *others = [run for run in stages.planned(stages.stage_of("recipe"), tmp_path) if run.arm.method == "bapo"]
+    """Each step asks one hard prompt again, which stays hard. Step 2 also has groups with a prefix."""
+    run = first_of_bapo(tmp_path)
     numbers = {"groups/unimproved": 1, "groups/prefixed": 0, "groups/unsteered": 0}
     second = {"groups/prefixed": 1, "groups/unsteered": 3, "prefix/mean_reward": 0.25}
-    write_run(bapo, 0.5, metrics=lambda step: numbers | (second if step == 2 else {}))
-    [row] = fair_trial.asked_again(Records(tmp_path).results("recipe")).to_dict("records")
-    del row["label"]
-    assert [*row.values()] == [1, 4 / STEPS, 0.25, 75]
-    write_run(others[0], 0.5)
-    write_run(bapo, 0.5, metrics=lambda step: numbers)
-    assert fair_trial.asked_again(Records(tmp_path).results("recipe")).empty
+    write_run(run, 0.5, metrics=lambda step: numbers | (second if step == 2 else {}))
+    table = fair_trial.asked_again(Records(tmp_path).results("recipe"))
+    assert table.drop(columns="label").to_numpy().tolist() == [[1, 4 / STEPS, 0.25, 75]]
+    write_run(run, 0.5, metrics=lambda step: numbers)
+    table = fair_trial.asked_again(Records(tmp_path).results("recipe"))
+    assert table.empty
 
 
 def test_what_a_comparison_can_see_is_found_in_80_of_100_draws():
