@@ -7,8 +7,8 @@ float32, and torch's own kernel adds in float32 too, so only the order of the ad
 
 A row of a product depends only on that row and on the other matrix, so that what the engine samples for a request does
 not depend on its batch. MKL does not promise this: it chooses a kernel by the number of rows, and splits them among its
-threads. So rows are multiplied in blocks of ROWS, each with one thread, and the last block is filled up with zeros.
-Only a backward pass has no blocks, because a gradient is a sum over all rows.
+threads. So rows are multiplied in blocks of ROWS, each by one thread, and the last block is filled up with zeros. A
+backward pass with one thread has no blocks, because a gradient is a sum over all rows.
 """
 
 import os
@@ -25,7 +25,6 @@ from bapo_openrlhf.errors import ConfigError
 
 SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster on this CPU
 ROWS = 64  # of a block
-AT_ONCE = 16 * ROWS  # rows that are held in float32 at a time
 NO_BACKWARD = -1  # what torch says outside of a backward pass
 _with_blocks = ContextVar("with_blocks", default=True)
 _libraries: list[Any] = []  # torch forgets a kernel when its library object is gone
@@ -65,7 +64,7 @@ PATCHES.setdefault("torch", []).append(install)
 
 @contextmanager
 def without_blocks() -> Iterator[None]:
-    """Within the block, a row of a product may depend on the number of rows. This is faster."""
+    """Within the block, a row of a product may depend on the number of rows. This is faster for small matrices."""
     token = _with_blocks.set(False)
     try:
         yield
@@ -132,43 +131,33 @@ def _in_blocks(a: Any, b: Any, c: Any, beta: float = 0, alpha: float = 1) -> Any
 
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         torch.mm(a.float(), b.float())  # raises torch's own error
-    parts, right = [], b.float()
-    for start in range(0, max(len(a), 1), AT_ONCE):
-        product = _blocks(a[start : start + AT_ONCE], right)
+    rows, right, threads = len(a), b.float(), torch.get_num_threads()
+    is_backward = torch._C._current_graph_task_id() != NO_BACKWARD
+    size = rows if not _with_blocks.get() or (is_backward and threads == 1) else ROWS
+    result = a.new_empty(rows, b.shape[1])
+
+    def fill(start: int) -> None:
+        block = slice(start, min(start + size, rows))
+        count = block.stop - start
+        # Contiguous, because MKL's choice may also depend on the layout.
+        left, product = torch.empty(size, a.shape[1]), torch.empty(size, b.shape[1])
+        left[:count] = a[block]
+        left[count:] = 0
+        product.addmm_(left, right, beta=0)  # no kernel of this file, because only one thread at a time runs those
+        product = product[:count]
         if alpha != 1:
             product *= alpha
         if c is not None and beta != 0:
-            product.add_(c[start : start + AT_ONCE], alpha=beta)
-        parts.append(product.to(a.dtype))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            product.add_(c[block], alpha=beta)
+        result[block] = product
 
-
-def _blocks(a: Any, right: Any) -> Any:
-    """The product of (n, k) and (k, m), which is float32: float32 of shape (n, m)."""
-    import torch
-
-    if not _with_blocks.get() or torch._C._current_graph_task_id() != NO_BACKWARD:
-        return a.float() @ right
-    rows, threads = len(a), torch.get_num_threads()
-    size = -(-rows // ROWS) * ROWS
-    left = torch.empty(size, a.shape[1])  # contiguous, because MKL's choice may also depend on the layout
-    left[:rows] = a
-    if size > rows:
-        left[rows:] = 0
-    if size == ROWS and threads == 1:
-        return torch.mm(left, right)[:rows]
-    product = torch.empty(size, right.shape[1])
-
-    def fill(block: tuple[Any, Any]) -> None:
-        torch.mm(block[0], right, out=block[1])
-
-    blocks = zip(left.split(ROWS), product.split(ROWS), strict=True)
-    if threads == 1:
-        for block in blocks:
-            fill(block)
+    blocks = range(0, rows, max(size, 1))
+    if threads > 1 and size == ROWS:
+        list(_pool(threads).map(torch.inference_mode(result.is_inference())(torch.no_grad()(fill)), blocks))
     else:
-        list(_pool(threads).map(torch.inference_mode(product.is_inference())(fill), blocks))
-    return product[:rows]
+        for start in blocks:
+            fill(start)
+    return result
 
 
 @cache
@@ -176,11 +165,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     """Threads that compute with one thread each, so that MKL does not split a block."""
     import torch
 
-    def begin() -> None:
-        torch._C.set_num_threads(1)  # because vLLM replaces `torch.set_num_threads` by a function that does nothing
-        torch.set_grad_enabled(False)
-
-    return ThreadPoolExecutor(threads, "products", initializer=begin)
+    # Not `torch.set_num_threads`, which vLLM replaces by a function that does nothing.
+    return ThreadPoolExecutor(threads, "products", initializer=torch._C.set_num_threads, initargs=(1,))
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the threads

@@ -132,14 +132,30 @@ def test_a_row_does_not_depend_on_the_number_of_threads():
     assert torch.equal(result[0], result[1]) and torch.equal(result[0], result[2])
 
 
-def test_without_blocks_and_in_a_backward_pass_it_is_one_product():
+def test_without_blocks_and_in_a_backward_pass_of_one_thread_it_is_one_product():
     rows, weight = random(300, 384), random(384, 128)
     with through_float32(), products.without_blocks():
         assert torch.equal(rows @ weight, (rows.float() @ weight.float()).bfloat16())
-    layer = torch.nn.Linear(384, 128, bias=False).bfloat16()  # as in its backward pass
+    layer, before = torch.nn.Linear(384, 128, bias=False).bfloat16(), torch.get_num_threads()
+    torch._C.set_num_threads(1)
     with through_float32():
         layer(rows).backward(towards := random(300, 128))
         assert torch.equal(layer.weight.grad, (towards.float().T @ rows.float()).bfloat16())
+    torch._C.set_num_threads(before)
+
+
+def test_a_product_does_not_come_back_to_the_kernels_that_one_thread_runs_at_a_time(monkeypatch):
+    calls, make = [], products._kernel
+
+    def noted(operator, compute):
+        kernel = make(operator, compute)
+        return lambda *args, **options: (calls.append(operator), kernel(*args, **options))[1]
+
+    monkeypatch.setattr(products, "_kernel", noted)
+    monkeypatch.setattr(products, "_libraries", [])
+    with through_float32():
+        random(300, 16) @ random(16, 8)
+    assert calls == ["mm"]
 
 
 def test_no_copy_of_a_weight_outlives_its_call():
@@ -158,6 +174,12 @@ def test_vllm_s_tensors(threads):
         expected = a @ b
         with torch.inference_mode():
             assert torch.equal((a + 0) @ b, expected)
+
+
+def test_threads_record_nothing_for_a_backward_pass(threads):
+    a, b = random(300, 16).requires_grad_(), random(16, 8).requires_grad_()
+    with through_float32(), torch.no_grad():
+        assert not (a @ b).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
