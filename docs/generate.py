@@ -22,10 +22,9 @@ from bapo_openrlhf.adapt.advantage import ESTIMATORS
 from bapo_openrlhf.adapt.batch import Batch, fill, fitting
 from bapo_openrlhf.adapt.buffers import CountedStore, HardBuffer, HardPrompt, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, group_from_state, group_state, prompt_state
 from bapo_openrlhf.adapt.metric import ADAPTED, ALL, CRITIC, Metric, declare
 from bapo_openrlhf.adapt.schedule import due
-from bapo_openrlhf.adapt.state import group_from_state, group_state, prompt_state
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.flags import config, files
 from bapo_openrlhf.launch.method_trial import try_method

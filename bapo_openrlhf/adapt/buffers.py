@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group, Prompt, group_from_state, group_state, prompt_state
 from bapo_openrlhf.adapt.metric import Metric, declare
-from bapo_openrlhf.adapt.state import group_from_state, group_state, prompt_state
 
 Key = TypeVar("Key")
 Entry = TypeVar("Entry")

@@ -8,7 +8,7 @@ bytes, or 12 with a reference model.
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -221,3 +221,36 @@ def mean_reward(groups: Iterable[Group]) -> Fraction | None:
     """Exact mean reward over all responses of the groups. None if there are none."""
     rewards = [reward for group in groups for reward in group.rewards]
     return exact_mean(rewards) if rewards else None
+
+
+# ── As plain data, for checkpoints: dictionaries, lists and tuples of numbers, strings and numpy arrays ──
+
+
+def prompt_state(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as plain data. `Prompt(**state)` is the inverse."""
+    prefix = {"prefix": list(prompt.prefix)} if prompt.prefix else {}
+    return {"text": prompt.text, "label": prompt.label, "images": prompt.images, **prefix}
+
+
+def response_state(response: Response) -> dict[str, Any]:
+    """A response as plain data. `Response(**state)` is the inverse."""
+    return {item.name: getattr(response, item.name) for item in fields(response)}
+
+
+def group_state(group: Group) -> dict[str, Any]:
+    """A group with all its data, as plain data."""
+    return {item.name: getattr(group, item.name) for item in fields(group)} | {
+        "prompt": prompt_state(group.prompt),
+        "responses": list(map(response_state, group.responses)),
+        "reward_range": list(map(str, group.reward_range)),
+    }
+
+
+def group_from_state(state: dict[str, Any]) -> Group:
+    """Inverse of `group_state`."""
+    values: dict[str, Any] = {
+        "prompt": Prompt(**state["prompt"]),
+        "responses": tuple(Response(**response) for response in state["responses"]),
+        "reward_range": tuple(map(Fraction, state["reward_range"])),
+    }
+    return Group(**state | values)

@@ -15,10 +15,9 @@ import numpy as np
 
 from bapo_openrlhf.adapt.buffers import CountedStore
 from bapo_openrlhf.adapt.filters import has_signal
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group, Prompt, prompt_state
 from bapo_openrlhf.adapt.metric import Metric, declare
 from bapo_openrlhf.adapt.rewards import exact_mean
-from bapo_openrlhf.adapt.state import prompt_state
 
 Kind = Literal["right", "wrong", "worked"]  # what a prefix is of: a response of the prompt, or its worked solution
 KINDS: tuple[Kind, ...] = get_args(Kind)

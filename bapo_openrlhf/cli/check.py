@@ -3,12 +3,10 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
-from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.flags.rule import Flags
@@ -23,11 +21,8 @@ from bapo_openrlhf.flags.sizes import (
 from bapo_openrlhf.launch.environment import missing_attention, versions_in_words
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
-from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import happenings
 from bapo_openrlhf.workbench.planning.memory import replay_bytes
-from bapo_openrlhf.workbench.planning.shapes import shape_of_actor
-from bapo_openrlhf.workbench.planning.verdict import lower_stage
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 
@@ -35,9 +30,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     """Parse, check, print."""
     parser = Parser(prog, __doc__, add_help=False)
     parser.add_argument("--prompts", type=int, help="rows of the training data if it is not on this machine")
-    parser.add_argument("--gpu", default="H100", help="kind of GPU: A100, H100 (default), H200 or 4090")
     options, rest = parser.parse_known_args(argv)
-    constants = constants_of(options.gpu)
     args = arguments.parse(rest, prog, own=parser)
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
@@ -46,7 +39,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     datasets = (args.data.prompt_dataset or "").split(",")
     data = options.prompts is None or all(os.path.exists(dataset.strip().split("@")[0]) for dataset in datasets)
     checked = check_inputs(args, data=data, ahead=True, elsewhere=options.prompts)
-    checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants)))
     print_warnings(checked)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
@@ -69,14 +61,6 @@ def _start(args: SimpleNamespace, prompts: int | None, *, data: bool) -> str:
         return "from the beginning"
     compare_with_beginning(args, settings_of(args, prompts), start, data=data)
     return f"with step {start.step + 1}, from {start.tag}"
-
-
-def _stage(args: SimpleNamespace, constants: Constants) -> list[str]:
-    try:
-        shape = shape_of_actor(args.actor.model_name_or_path)
-    except ConfigError:
-        return []
-    return lower_stage(shape, Workload(args), constants) if shape else []
 
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:

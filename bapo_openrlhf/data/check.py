@@ -128,7 +128,7 @@ def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
         module_of("datasets/prompts_dataset.py")  # it needs torch, as processors of images do
     fast = not data.disable_fast_tokenizer
     form = {"template": data.input_template, "chat": data.apply_chat_template}
-    renderer = Renderer(MODEL, folder, **form, fast=fast, quick=ahead)
+    renderer = Renderer(MODEL, folder, **form, fast=fast)
     if renderer.tokenizer is not None:
         _check_special(f"{MODEL} is {name}", renderer.tokenizer, data.solution_key)
     return renderer

@@ -8,7 +8,7 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.data.messages import left_out
-from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, tokenizer_process
+from bapo_openrlhf.data.tokenizer import Tokenizer, another_day
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of
 
@@ -54,19 +54,14 @@ def check_tokenizer(flag: str, model: str) -> None:
 class Renderer:
     """Makes prompts and counts their tokens as a run does. `tokenizer` is None if it is not on this machine."""
 
-    def __init__(
-        self, flag: str, model: str | None, *, template: str | None, chat: bool, fast: bool = True, quick: bool = False
-    ) -> None:
-        """Load the tokenizer, unless it is not on this machine (no `model`). A ConfigError names `flag`.
-
-        With `quick` it is loaded in a process of its own (`tokenizer_process`), because this one may not need torch.
-        """
+    def __init__(self, flag: str, model: str | None, *, template: str | None, chat: bool, fast: bool = True) -> None:
+        """Load the tokenizer, unless it is not on this machine (no `model`). A ConfigError names `flag`."""
         self.tokenizer: Tokenizer | None = None
         self._template, self._chat = template, chat
         if model is None:
             return
         try:
-            self.tokenizer = (tokenizer_process if quick else Tokenizer)(model, fast)
+            self.tokenizer = Tokenizer(model, fast)
             missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
             why = "" if Path(model).is_dir() else machine.offline()

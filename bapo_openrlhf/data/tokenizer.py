@@ -1,19 +1,13 @@
-"""The tokenizer of a run's model: here, or in a process of its own that starts in a third of the time."""
+"""The tokenizer of a run's model."""
 
 import json
-import os
-import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
-from multiprocessing import get_context
-from multiprocessing.managers import BaseManager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.engine.pictures import pictures
-from bapo_openrlhf.training.engine.reward_worker import die_with
 
 
 class Measured(NamedTuple):
@@ -162,37 +156,3 @@ def has_vision(model: str) -> bool:
         return hasattr(AutoConfig.from_pretrained(model, trust_remote_code=True), "vision_config")
     except Exception:  # as OpenRLHF: what has no config that can be read has no vision
         return False
-
-
-class _Server(BaseManager):
-    """A process that holds a tokenizer."""
-
-
-_Server.register("Tokenizer", Tokenizer)
-
-
-def tokenizer_process(model: str, fast: bool) -> Tokenizer:
-    """A tokenizer in a process of its own, without torch if it can be loaded so. Errors are those of `Tokenizer`.
-
-    transformers imports torch if there is one, which only processors and tokenizers with their own code need.
-    """
-    if not has_vision(model):
-        with suppress(Exception):  # the error of the second try is the one that a run would see
-            return _served(model, fast, with_torch=False)
-    return _served(model, fast, with_torch=True)
-
-
-def _served(model: str, fast: bool, *, with_torch: bool) -> Tokenizer:
-    server: Any = _Server(ctx=get_context("spawn"))
-    server.start(_prepare, (os.getpid(), with_torch))
-    proxy = server.Tokenizer(model, fast)
-    proxy.server = server  # which ends when it is no longer referred to
-    return cast(Tokenizer, proxy)
-
-
-def _prepare(parent: int, with_torch: bool) -> None:
-    """Let this process end with its parent. Without torch, `import torch` fails in it."""
-    die_with(parent)
-    if not with_torch:
-        cast(dict[str, Any], sys.modules)["torch"] = None
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which advise one to install it

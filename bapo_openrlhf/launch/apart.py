@@ -2,8 +2,8 @@
 
 What the user wrote is tried in a fork of this process: if it ends its process or never ends, this one goes on. What
 needs libraries that take seconds to import is answered by a new process, while this one looks at other things.
-Imports of torch, transformers and vLLM stay out of this process, and so does what they would do to it. Code that a
-model folder brings runs there, too.
+What it imports stays out of this process, and so does what that would do to it. Code that a model folder brings runs
+there, too.
 """
 
 import math

@@ -128,9 +128,7 @@ def _known(flag: str, text: str) -> str:
             digest_of_all.update(f"{file.relative_to(path).as_posix()}\0{digest}\0".encode())
     except OSError as error:
         raise ConfigError(f"{flag} is {text}; {error.filename or path} cannot be read: {error.strerror}") from None
-    # A run of an older version trained on numbers of a CSV file, and cannot go on with texts.
-    texts = " as text" * (flag == DATA and any(".csv" in file.suffixes for file in files))
-    return f"blake2b {digest_of_all.hexdigest()}{mark}{part}{texts}"
+    return f"blake2b {digest_of_all.hexdigest()}{mark}{part}"
 
 
 def _files(flag: str, folder: Path) -> Iterable[Path]:

@@ -15,10 +15,9 @@ import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.filters import has_signal
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, group_from_state, group_state
 from bapo_openrlhf.adapt.metric import ATTEMPTS, EXCHANGE_AGE, declare
 from bapo_openrlhf.adapt.schedule import due
-from bapo_openrlhf.adapt.state import group_from_state, group_state
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 RIGHT = 1  # a response is right if its reward is at least this

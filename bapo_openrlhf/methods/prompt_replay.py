@@ -13,10 +13,9 @@ from typing import Any
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.filters import has_signal
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group, Prompt, prompt_state
 from bapo_openrlhf.adapt.metric import ATTEMPTS, declare
 from bapo_openrlhf.adapt.schedule import due
-from bapo_openrlhf.adapt.state import prompt_state
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 HALF = Fraction(1, 2)

@@ -10,9 +10,8 @@ from itertools import islice
 from typing import Any
 
 from bapo_openrlhf.adapt.batch import Batch, fill
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group, Prompt, prompt_state
 from bapo_openrlhf.adapt.metric import declare
-from bapo_openrlhf.adapt.state import prompt_state
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 

@@ -230,7 +230,6 @@ def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
 # ------------------------------------------------------------------------------------------------------ verification
 
 MAX_LENGTH = 64  # Characters of an expression. Four two-digit numbers with all parentheses need less than 20.
-MAX_DEPTH = 8  # Depth of nested parentheses.
 
 _ALLOWED = re.compile(r"[0-9+\-*/()]+")  # Only ASCII digits: no blanks, dots, letters or underscores.
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
@@ -248,7 +247,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     from the tree of `ast` in eval mode. Nothing is compiled or run.
 
     Raises:
-        ExpressionError: The text is not such an expression, divides by zero, or exceeds MAX_LENGTH or MAX_DEPTH.
+        ExpressionError: The text is not such an expression, divides by zero, or exceeds MAX_LENGTH.
     """
     if len(expression) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
@@ -256,11 +255,6 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
         raise ExpressionError("characters other than 0-9 + - * / ( )")
     if _LEADING_ZERO.search(expression):
         raise ExpressionError("a number with a leading zero")
-    depth = 0
-    for character in expression:
-        depth += (character == "(") - (character == ")")
-        if depth > MAX_DEPTH:
-            raise ExpressionError(f"parentheses deeper than {MAX_DEPTH}")
     try:
         tree = ast.parse(expression, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

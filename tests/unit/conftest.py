@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +41,6 @@ def make_group() -> Callable[..., Group]:
         uid: int | None = None,
         prompt_tokens: int = 3,
         response_tokens: int = 2,
-        extras: dict[str, Any] | None = None,
     ) -> Group:
         uid = next(uids) if uid is None else uid
         rewards = [1.0] * right + [0.0] * (size - right) if isinstance(right, int) else list(right)
@@ -54,7 +52,6 @@ def make_group() -> Callable[..., Group]:
                 action_spans=((prompt_tokens, prompt_tokens + response_tokens),),
                 log_probs=np.full(response_tokens, -0.5 - index),
                 reward=reward,
-                extras=dict(extras or {}),
             )
             for index, reward in enumerate(rewards)
         )

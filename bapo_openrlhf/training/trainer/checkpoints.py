@@ -78,7 +78,6 @@ class WholeCheckpoints:
             "weights_since": self.state.weights_since,
             "weights_version": self.rollout_weights.weights_version,
             "rollouts": self.recorder.rollouts,
-            "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
             "ahead": self.generator.rollouts.state_dict() if self.generator.steps_ahead else None,
             "unfinished": self.generator.fresh.unfinished(),
@@ -97,7 +96,7 @@ class WholeCheckpoints:
         """Restore the state of the layer and the engines' weights. `states` is OpenRLHF's state in the checkpoint.
 
         Raises:
-            ValueError: The checkpoint is of another step, method or group size, was written ahead of training, or has
+            ValueError: The checkpoint is of another step or method, was written ahead of training, or has
                 unfinished responses.
         """
         if not states["global_step"]:
@@ -130,18 +129,9 @@ class WholeCheckpoints:
         logger.info(f"resumed from {tag}")
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: The state has another format, method or group size.
-        """
-        size = self.args.rollout.n_samples_per_prompt
+        """Restore what `state_dict` returned. If it has another format or method, it raises a ValueError."""
         if saved["version"] != STATE_VERSION:
             raise ValueError(f"the state is of format {saved['version']}; this version reads {STATE_VERSION}")
-        if saved["group_size"] != size:
-            raise ValueError(
-                f"rollout.n_samples_per_prompt is {size}, and was {saved['group_size']}; it must not change"
-            )
         self.method.load_state_dict(saved["method"])
         self.ledger.load_state_dict(saved["ledger"])
         self.state.gap = Gap(**saved["gap"])

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
 
-from bapo_openrlhf.adapt.group import Prompt
-from bapo_openrlhf.adapt.state import prompt_state
+from bapo_openrlhf.adapt.group import Prompt, prompt_state
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.state import prompt_state, response_state
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, prompt_state, response_state
 
 
 def spans_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:

@@ -248,14 +248,8 @@ def own_parts(model: Any) -> list[torch.Tensor]:
     return [part_of(parameter) for parameter in model.parameters()]
 
 
-def restore_average(model: Any, saved: list[torch.Tensor] | None) -> None:
-    """Give the averaged model the weights that `save_checkpoint` saved.
-
-    Raises:
-        ValueError: The checkpoint has none.
-    """
-    if saved is None:
-        raise ValueError("train.enable_ema is True; it must be False, because the checkpoint has no averaged weights")
+def restore_average(model: Any, saved: list[torch.Tensor]) -> None:
+    """Give the averaged model the weights that `save_checkpoint` saved."""
     for part, average in zip(own_parts(model), saved, strict=True):
         part.copy_(average)
 

@@ -114,43 +114,23 @@ def _or(parts: Sequence[str]) -> str:
 # ── the lowest stage ──
 
 
-def lowest_stage(
-    shape: ModelShape, gpus: int, workload: Workload, constants: Constants
-) -> tuple[int, Memory] | tuple[None, None]:
-    """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does."""
+def _lowest_stage(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> int | None:
+    """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs; None if none does."""
     # In stage 0 DeepSpeed cannot put a model to sleep. For one rank all are the same, and 2 is OpenRLHF's default.
     for stage in (1, 2, 3) if workload.most_ranks(workload.algorithm, gpus) > 1 else (2,):
         changed = workload.with_flags({STAGE: stage})
         memory = gpu_memory(shape, changed, constants, workload.algorithm, gpus)
         if memory.word == "fits" and not _refused(changed, workload):
-            return stage, memory
-    return None, None
+            return stage
+    return None
 
 
 def proposal(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> dict[str, Any] | None:
     """The lowest STAGE that fits with recomputation, and RECOMPUTES, false if it fits without; None if nothing fits."""
-    stage, _ = lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
+    stage = _lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
     if stage is None:
         return None
     flags = {STAGE: stage, RECOMPUTES: False}
     memory = gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
     # A plan does not count images, so with images activations are computed again.
     return flags | {RECOMPUTES: memory.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
-
-
-def lower_stage(shape: ModelShape, workload: Workload, constants: Constants) -> list[str]:
-    """A warning if the workload has ZeRO stage 3 although a lower one fits, with the memory of both."""
-    if workload.args.ds.zero_stage < 3:
-        return []
-    gpus = workload.gpus
-    stage, lower = lowest_stage(shape, gpus, workload, constants)
-    if stage in (None, 3):
-        return []
-    current = gpu_memory(shape, workload, constants, workload.algorithm, gpus)
-    sizes = (
-        f"{lower.gib:.1f} GiB a GPU in the tightest phase with stage {stage}, and {current.gib:.1f} GiB with stage 3"
-    )
-    return [
-        f"{STAGE} is 3; {stage} fits too, and takes less time, because stage 3 gathers the weights for each pass. "
-        f"Predicted for {shape.name} on {many(gpus, f'{constants.gpu} GPU')} (--gpu names another kind): {sizes}"
-    ]

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
-from bapo_openrlhf.adapt.state import group_from_state, group_state
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, group_from_state, group_state, mean_reward
 
 
 def response(prompt_tokens: int = 3, response_tokens: int = 2, reward: float = 0.0, **changes) -> Response:

@@ -235,11 +235,6 @@ class TestPrecedence:
 
 
 class TestThresholds:
-    def test_mini_test_overrules_the_thresholds_of_a_preset(self, yaml_file):
-        path = yaml_file("algorithm: bapo_grpo\nadapt: {c1: 1/4, c2: [1/8, 4/8], c3: [2/8, 5/8]}")
-        adapt = parse("--config", path, "configs/methods/bapo_mini_test.yaml").adapt
-        assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
-
     @pytest.mark.parametrize(("words", "named"), [
         ("--adapt.c2 3/8 --adapt.c3 2/8", r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
         ("--adapt.c2 1/8 6/8", r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
@@ -478,6 +473,7 @@ NUMBERS_OF_SOURCES = {
     **{name: {"adapt.rollout_delay": 1} for name in OF_TODAYS_POLICY},
     "bapo_authors_code": {"actor.dual_clip": 10, "actor.entropy_coef": None, "algo.kl.init_coef": 0},
     "bapo_fixed_thresholds": {"adapt.c2": ["3/8"], "adapt.c3": ["4/8"]},
+    "bapo_mini_test": {"adapt.c1": "0", "adapt.c2": ["1/2"], "adapt.c3": ["1/2"]},
     "dapo": DAPO,
     "dapo_with_buffer": DAPO,
     "dots": {"adapt.rollout_delay": 1, "adapt.ratio": "decoupled"},

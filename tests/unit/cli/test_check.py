@@ -221,8 +221,7 @@ def test_a_package_that_openrlhf_needs_is_named(capsys, words):
 
 
 def test_the_help_has_the_flags_of_check_itself(capsys):
-    for command, there in (("check", True), ("train", False)):
-        with pytest.raises(SystemExit):
-            main.run([command, "--help"])
-        shown = capsys.readouterr().out
-        assert ("--prompts" in shown) == ("--gpu " in shown) == there
+    with pytest.raises(SystemExit):
+        main.run(["check", "--help"])
+    shown = capsys.readouterr().out
+    assert "--prompts" in shown

@@ -119,10 +119,10 @@ def table() -> dict[str, list[Value]]:
     return {flag: values_of(action) for flag, action in actions.items() if flag not in out}
 
 
-def drawn(seed: int, choices: Mapping[str, list[Value]], changes: int = CHANGES) -> dict[str, Value]:
+def drawn(seed: int, choices: Mapping[str, list[Value]]) -> dict[str, Value]:
     """A configuration: an algorithm, and flags with values."""
     rng = random.Random(seed)
-    flags = sorted(rng.sample(sorted(set(choices) - {"algorithm", "adapt.method"}), changes))
+    flags = sorted(rng.sample(sorted(set(choices) - {"algorithm", "adapt.method"}), CHANGES))
     result = {"algorithm": rng.choice(choices["algorithm"]), **{flag: rng.choice(choices[flag]) for flag in flags}}
     if result["algorithm"] in ("ba_ppo", "bapo_grpo") and rng.random() < 0.3:
         result["adapt.method"] = rng.choice(choices["adapt.method"])

@@ -231,7 +231,6 @@ TOGETHER = rows_of("""
     adapt.method=ar3po reward.stop_properly_penalty_coef=0.5
     adapt.skip_zero_advantage algo.advantage.estimator=reinforce_baseline
     adapt.skip_zero_advantage adapt.scale_learning_rate
-    data.solution_key=input | adapt.skip_zero_advantage adapt.method=luffy
     adapt.skip_zero_advantage adapt.method=pods
     data.solution_key=input | adapt.method=relift algo.advantage.estimator=reinforce_baseline
     data.solution_key=input | adapt.method=luffy data.max_images_per_prompt=1

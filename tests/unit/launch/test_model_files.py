@@ -19,11 +19,11 @@ def refusal(folder) -> str:
     return str(error.value).removeprefix(f"critic.model_name_or_path is {folder}; ")
 
 
-def shard(folder, *names, index=INDEX, ending="safetensors") -> None:
+def shard(folder, *names) -> None:
     """Write a file with a tensor for each name, and their index."""
     for name in names:
-        save_file({name: np.ones(4)}, folder / f"{name}.{ending}")
-    (folder / index).write_text(json.dumps({"weight_map": {name: f"{name}.{ending}" for name in names}}))
+        save_file({name: np.ones(4)}, folder / f"{name}.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in names}}))
 
 
 def test_the_tensors_of_one_file_and_of_several(tmp_path):

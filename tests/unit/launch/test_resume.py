@@ -48,10 +48,10 @@ class Run:
         self.store.add_universal(tag, converted)
 
     def start(
-        self, *, load: bool = True, adapted: bool = True, universal: bool = False, actors: int = 2, critics: int = 2
+        self, *, adapted: bool = True, universal: bool = False, actors: int = 2, critics: int = 2
     ) -> SimpleNamespace:
         args = SimpleNamespace(
-            ckpt=SimpleNamespace(path=str(self.path), load_enable=load, output_dir=str(self.path.parent / "model")),
+            ckpt=SimpleNamespace(path=str(self.path), load_enable=True, output_dir=str(self.path.parent / "model")),
             adapt=SimpleNamespace(enabled=adapted, method="bapo" if adapted else "none"),
             ds=SimpleNamespace(use_universal_ckpt=universal),
             actor=SimpleNamespace(model_name_or_path="model", num_nodes=1, num_gpus_per_node=actors),

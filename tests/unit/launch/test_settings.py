@@ -75,11 +75,6 @@ def test_each_flag_is_compared(flag):
         assert list(actual) == [flag] and [json.loads(json.dumps(one)) for one in actual[flag]] == wanted
 
 
-def test_the_same_ranks_on_other_machines():
-    before = settings_of(parse(), 8)
-    assert changes(before, settings_of(parse("--actor.num_nodes=2", "--actor.num_gpus_per_node=4"), 8)) == {}
-
-
 def test_flags_that_only_one_version_has_say_nothing():
     before, now = settings_of(parse(), 8), settings_of(parse(), 8)
     old = {name: value for name, value in before["config"].items() if name != "adapt.eps"} | {"adapt.gone": 1}
@@ -154,7 +149,7 @@ def test_any_change_of_a_file_is_one_of_its_flag(tmp_path_factory, place, data):
         path.rename(files.folder / f"{place}.x" if kind == "renamed" else files.folder / "elsewhere")
     result = changes(before, files.settings())
     assert list(result) == [OF_FILE[place]]
-    rows = "20 rows, blake2b D, blake2b D as text, blake2b D@split"
+    rows = "20 rows, blake2b D, blake2b D, blake2b D@split"
     said = {"data.prompt_dataset": rows, "adapt.method": "blake2b D:Mine"}.get(OF_FILE[place], "blake2b D")
     assert [re.sub("[0-9a-f]{16}", "D", text) for text in result[OF_FILE[place]]] == [said, said]
 

@@ -1,4 +1,4 @@
-"""The rules of five published methods, as plainly as they can be written.
+"""The rules of published methods, as plainly as they can be written.
 
 The functions are slow on purpose: they enumerate, or loop as the definition does. They were written from the papers and
 from their authors' code, not from this package, so that tests can compare the two. Where a source leaves a choice open,
@@ -223,3 +223,21 @@ class PromptReplay:
         for prompt, rate in rates:
             self.rate[prompt], self.last[prompt] = rate, step
             self.under_way.discard(prompt)
+
+
+def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
+    """Espeholt et al., Eq. 1, as a sum over the tokens that follow; lists of one row, positions that are masked too.
+
+    v_s = V_s + sum over t >= s of gamma^(t - s) (product of c_s to c_(t-1)) rho_t delta_t
+    """
+    length = len(values)
+    values = [value if on else 0.0 for value, on in zip(values, mask, strict=True)] + [0.0]
+    rewards = [reward if on else 0.0 for reward, on in zip(rewards, mask, strict=True)]
+    ratios = [math.exp(ratio) if on else 1.0 for ratio, on in zip(log_ratios, mask, strict=True)]
+    rho, c = [min(1, ratio) for ratio in ratios], [lambd * min(1, ratio) for ratio in ratios]
+    delta = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(length)]
+    targets = [
+        values[s] + sum(gamma ** (t - s) * math.prod(c[s:t]) * rho[t] * delta[t] for t in range(s, length))
+        for s in range(length)
+    ] + [0.0]
+    return [delta[s] + gamma * lambd * (targets[s + 1] - values[s + 1]) for s in range(length)], targets[:-1]

@@ -89,12 +89,12 @@ def test_every_expression_over_small_numbers(numbers):
             assert countdown.value_over(text, [numbers[0] + 1, *numbers[1:]]) is None
 
 
-def test_long_or_deep_text_is_never_parsed(monkeypatch):
+def test_long_text_is_never_parsed(monkeypatch):
     """Hostile text is cheap because the parser sees only a bounded amount."""
     monkeypatch.setattr(countdown, "ast", None)
     with pytest.raises(AttributeError):
         countdown.value_over("3+5", [3, 5])  # the check itself can fail
-    for text in ("9" * (countdown.MAX_LENGTH + 1), "(" * (countdown.MAX_DEPTH + 1), "3+5\n", "x"):
+    for text in ("9" * (countdown.MAX_LENGTH + 1), "3+5\n", "x"):
         assert countdown.value_over(text, [3, 5]) is None
 
 

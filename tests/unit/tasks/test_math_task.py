@@ -50,11 +50,11 @@ for line in sys.stdin:
 """
 
 
-def judged_apart(cases, seconds=300):
+def judged_apart(cases):
     """[score, answer] of each (response, label), from a process that is killed if it hangs."""
     lines = "".join(json.dumps(case) + "\n" for case in cases)
     run = subprocess.run(
-        [sys.executable, "-c", JUDGE], input=lines, capture_output=True, text=True, timeout=seconds, check=True
+        [sys.executable, "-c", JUDGE], input=lines, capture_output=True, text=True, timeout=300, check=True
     )
     return [json.loads(line) for line in run.stdout.splitlines()]
 

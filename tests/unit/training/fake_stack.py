@@ -329,8 +329,6 @@ class Group:
 
 
 DYNAMIC = {"algo.dynamic_filtering_enable": True}
-
-
 SCORED = {"reward.remote_url": None, "reward.model_name_or_path": "reward", "reward.num_gpus_per_node": 1}
 CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
 
@@ -505,6 +503,18 @@ def groups_in_flight(run: World) -> int:
     """Number of groups that were begun ahead of training, and have not reached the trainer yet."""
     generator = run.trainer.samples_generator
     return generator.rollouts.in_flight(generator.last_rollout)
+
+
+def watched(run: World) -> list[tuple]:
+    """What `build_batch` gets in each step, and how many updates the actor has made by then."""
+    seen, build = [], run.trainer.method.build_batch
+
+    def build_batch(step, fresh, reevaluated):
+        seen.append((step, list(fresh), list(reevaluated), run.updates["actor"]))
+        return build(step, fresh, reevaluated)
+
+    run.trainer.method.build_batch = build_batch
+    return seen
 
 
 def numbers(rows: list[dict]) -> list[dict]:

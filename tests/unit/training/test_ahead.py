@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fake_stack import SCORED, World, numbers, trained, without_times
+from fake_stack import SCORED, World, numbers, trained, watched, without_times
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_checkpoints import REPEATABLE, continued, resumed
@@ -22,18 +22,6 @@ from bapo_openrlhf.training.trainer.fresh import TrainingPrompts
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
     words = {"train.async_enable": True, "train.async_queue_size": queue, "adapt.rollout_delay": delay} | words
     return words | {"adapt.reevaluate_every": again, "train.num_episodes": 3}
-
-
-def watched(run: World) -> list[tuple]:
-    """What `build_batch` gets in each step, and how many updates the actor has made by then."""
-    seen, build = [], run.trainer.method.build_batch
-
-    def build_batch(step, fresh, reevaluated):
-        seen.append((step, list(fresh), list(reevaluated), run.updates["actor"]))
-        return build(step, fresh, reevaluated)
-
-    run.trainer.method.build_batch = build_batch
-    return seen
 
 
 def periods():

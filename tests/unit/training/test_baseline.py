@@ -8,7 +8,8 @@ import torch
 from fake_stack import by_position
 from hypothesis import given
 from hypothesis import strategies as st
-from test_experience import MASKS, by_definition, by_sample, made_up, maker, off_policy, whole_group
+from reference_rules import by_definition
+from test_experience import MASKS, by_sample, made_up, maker, off_policy, whole_group
 
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 

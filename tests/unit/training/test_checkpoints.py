@@ -335,7 +335,6 @@ class TestResume:
 class TestState:
     @pytest.mark.parametrize(("changed", "text"), [
         ({"version": 11}, "format 11"),
-        ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8"),
         ({"method": {"method": "other", "version": 1}}, "'other'.*'bapo'"),
     ])  # fmt: skip
     def test_of_something_else_is_refused(self, world, changed, text):

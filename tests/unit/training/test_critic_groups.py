@@ -8,18 +8,14 @@ import pytest
 from fake_stack import SOURCES, World, digest, responses_to, rows_of, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_experience import by_definition
+from reference_rules import by_definition
 
 GENERATED = {"algorithm": "ba_ppo", "adapt.critic_groups": "generated", "adapt.max_failed_share": 1}
 
 
 def samples_of(experiences):
     """The tokens of each sample, counted."""
-    return Counter(
-        tuple(row[mask.bool()].tolist())
-        for experience in experiences
-        for row, mask in zip(experience.sequences, experience.attention_mask, strict=True)
-    )
+    return Counter(tokens for tokens, *_ in rows_of(experiences))
 
 
 def generated_in(run, step):

@@ -20,6 +20,7 @@ from openrlhf.models.loss import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ray import launcher
+from reference_rules import by_definition
 from test_dealing import everything
 from test_dealing import sample as generated
 
@@ -242,24 +243,6 @@ class TestGroupsOfAnySize:
         with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
             with_advantages(maker(estimator, reward__stop_properly_penalty_coef=-1.0), [experience], [group])
         assert experience.rewards.tolist() == [-1.0]
-
-
-def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
-    """Espeholt et al., Eq. 1, as a sum over the tokens that follow; lists of one row, positions that are masked too.
-
-    v_s = V_s + sum over t >= s of gamma^(t - s) (product of c_s to c_(t-1)) rho_t delta_t
-    """
-    length = len(values)
-    values = [value if on else 0.0 for value, on in zip(values, mask, strict=True)] + [0.0]
-    rewards = [reward if on else 0.0 for reward, on in zip(rewards, mask, strict=True)]
-    ratios = [math.exp(ratio) if on else 1.0 for ratio, on in zip(log_ratios, mask, strict=True)]
-    rho, c = [min(1, ratio) for ratio in ratios], [lambd * min(1, ratio) for ratio in ratios]
-    delta = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(length)]
-    targets = [
-        values[s] + sum(gamma ** (t - s) * math.prod(c[s:t]) * rho[t] * delta[t] for t in range(s, length))
-        for s in range(length)
-    ] + [0.0]
-    return [delta[s] + gamma * lambd * (targets[s + 1] - values[s + 1]) for s in range(length)], targets[:-1]
 
 
 def test_equal_advantages_stay_finite():

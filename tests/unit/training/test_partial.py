@@ -1,9 +1,10 @@
 """Partial rollouts in whole runs on the fake stack: each token's policy and log-prob, and each group counted once."""
 
+import itertools
 from collections import Counter
 
 import pytest
-from fake_stack import SCORED, STATES, groups_in_flight
+from fake_stack import SCORED, STATES, groups_in_flight, watched
 
 from bapo_openrlhf.flags.sizes import run_steps
 from bapo_openrlhf.record import metrics
@@ -16,31 +17,12 @@ WORDS = {
 }
 
 
-def watched(run) -> list:
-    """The groups that reach the method, with the step in which they do, and their source."""
-    seen, build = [], run.trainer.method.build_batch
-
-    def noted(step, fresh, reevaluated):
-        seen.extend((step, "fresh", group) for group in fresh)
-        seen.extend((step, "reevaluated", group) for group in reevaluated)
-        return build(step, fresh, reevaluated)
-
-    run.trainer.method.build_batch = noted
-    return seen
-
-
-def updates(run) -> list[int]:
-    """Number of updates that the actor had made before each step."""
-    rows = run.metrics()
-    return [sum("skipped_update" not in row for row in rows[:version]) for version in range(len(rows) + 1)]
-
-
-def sampled(run, response, weights: list[int]) -> list[float]:
+def sampled(run, response) -> list[float]:
     """The log-prob of each token under the weights of its segment."""
     wanted, tokens = [], response.token_ids.tolist()
     for version, count in response.segments:
         start = 1 + len(wanted)
-        wanted += run.log_probs(tokens, weights[version])[start : start + count]
+        wanted += run.log_probs(tokens, run.updates_before[version])[start : start + count]
     return wanted
 
 
@@ -59,7 +41,7 @@ class TestRun:
         words = {"adapt.partial_rollout_tokens": budget, "adapt.rollout_delay": delay}
         words |= {"train.async_enable": True, "train.async_queue_size": queue} if queue else {}
         made = world(prompts=prompts, algorithm=algorithm, **WORDS | words)
-        made.seen, made.counts = watched(made), []
+        steps, made.counts = watched(made), []
         generator, save = made.trainer.samples_generator, made.trainer.save_logs_and_checkpoints
 
         def save_logs_and_checkpoints(*args):
@@ -70,10 +52,17 @@ class TestRun:
 
         made.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
         made.trainer.fit()
+        made.updates_before = {step: count for step, *_, count in steps}  # of the actor
+        made.seen = [
+            (step, source, group)
+            for step, *groups, _ in steps
+            for source, of_source in zip(("fresh", "reevaluated"), groups, strict=True)
+            for group in of_source
+        ]
         return made
 
     def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(self, run, queue, delay):
-        mixed, weights = 0, updates(run)
+        mixed = 0
         for step, source, group in run.seen:
             assert group.step == step
             if source == "reevaluated":
@@ -87,7 +76,7 @@ class TestRun:
             for response, versions in zip(group.responses, parts, strict=True):
                 assert versions == sorted(set(versions)) and group.weights_version_of(response) == versions[0]
                 assert sum(tokens for _, tokens in response.segments) == len(response.log_probs)
-                assert response.log_probs.tolist() == pytest.approx(sampled(run, response, weights))
+                assert response.log_probs.tolist() == pytest.approx(sampled(run, response))
             mixed += sum(len(versions) > 1 for versions in parts)
         assert mixed > 3
 
@@ -145,7 +134,7 @@ def test_a_reward_model_scores_the_responses_of_complete_groups(world):
     run = world(prompts=14, **WORDS | SCORED | {"adapt.reward_range": ["-3", "5"]})
     seen = watched(run)
     run.trainer.fit()
-    for step in range(len(run.metrics())):
-        complete = {tuple(r.token_ids.tolist()) for at, _, group in seen for r in group.responses if at == step}
+    for step, *groups, _ in seen:
+        complete = {tuple(r.token_ids.tolist()) for group in itertools.chain(*groups) for r in group.responses}
         assert {tuple(tokens) for at, tokens in run.scored if at == step} == complete
         assert complete

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ray import launcher
+from test_dealing import Process, numbers_of
 from test_samples import comparable
 
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
@@ -46,34 +47,16 @@ def response(number: int) -> Response:
     return Response(np.array(tokens), tuple(spans), np.full(generated, -0.5), 0.5, extras)
 
 
-def log_probs(row: list[int], of: float) -> list[float]:
-    """A pure function of the tokens up to each place, as a model's."""
-    result, history = [], 0
-    for token in row[:-1]:
-        history = (history * 31 + token) % 10007
-        result.append(-1.0 - ((history + int(of * 1000)) % 997) / 773)
-    return result
+class Rank(Process):
+    """One process of a model, whose answers are 0 where nothing was generated."""
 
+    def execute(self, *given) -> list[torch.Tensor]:
+        answers = super().execute(*given)
+        return [answer * mask for answer, mask in zip(answers, self.calls[-1][1]["action_mask"], strict=True)]
 
-class Rank:
-    """One process of a model."""
-
-    def __init__(self, of: float) -> None:
-        self.of = of
-        self.calls: list[list[int]] = []  # the numbers of the samples of each
-        self.execute_batch = SimpleNamespace(remote=self.execute)
-
-    def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
-        assert method == "forward" and start == 0
-        result = []
-        for place in range(end):
-            item = {name: values[place] for name, values in chunk.items()}
-            sequences, mask, attention = item["sequences"], item["action_mask"], item["attention_mask"]
-            assert sequences.shape == attention.shape and mask.shape[1] == sequences.shape[1] - 1
-            assert attention.any(-1).all()  # no row is only padding
-            self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
-            result.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
-        return result
+    @property
+    def asked(self) -> list[int]:
+        return [number for _, inputs in self.calls for rows in inputs["sequences"] for number in numbers_of(rows)]
 
 
 class Models:
@@ -92,7 +75,7 @@ class Models:
     def seen(self) -> list[int]:
         """Samples that the reference was asked for, with repetitions."""
         asked = self.ranks.get("reference", [])[:: self.copies]  # one rank of each ring
-        return [number for rank in asked for call in rank.calls for number in call]
+        return [number for rank in asked for number in rank.asked]
 
     def forget(self) -> None:
         for rank in chain(*self.ranks.values()):

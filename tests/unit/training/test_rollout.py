@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openrlhf.trainer.ppo_trainer import compute_eval_metrics
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from test_samples import assert_same
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.flags.config import RunConfig
@@ -320,29 +321,26 @@ class TestResponses:
         max_len=st.integers(1, 14),
         logs=st.sampled_from([{}, {"format": 0.1}, {"depth": 3, "done": True}, {"x": torch.tensor([[0.3]])}]),
         truncated=st.sampled_from([None, False, True]),
+        reward=st.floats(-10, 10),
+        score=st.none() | st.floats(-1, 1),
+        more=st.sampled_from([{}, {"label": None}, {"images": ["a.png"], "mm_train_inputs": {"pixel_values": 1.5}}]),
         seed=st.integers(0, 99),
     )
     @settings(derandomize=True, database=None)
-    def test_are_otherwise_openrlhfs(self, length, turns, max_len, logs, truncated, seed):
+    def test_are_otherwise_openrlhfs(self, length, turns, max_len, logs, truncated, reward, score, more, seed):
         rng = np.random.default_rng(seed)
         ranges = [(start, min(start + size, length)) for start, size in turns if start < length]
         tokens, log_probs = rng.integers(0, 99, length).tolist(), (-rng.exponential(size=length)).tolist()
         about = {"observation_tokens": tokens, "rollout_log_probs": log_probs, "action_ranges": ranges}
-        answer = response(reward=0.25, scores=0.5, extra_logs=logs, **about) | {"truncated": truncated}
+        answer = response(reward=reward, scores=score, extra_logs=logs, **about) | more | {"truncated": truncated}
         if truncated is None:
             del answer["truncated"]
-        result = sample_of(Prompt("p", "l"), generated_response(answer, max_len=max_len, temperature=1.0))
-        theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=max_len)
-        mask = theirs.action_mask.bool()
-        assert torch.equal(result.rollout_log_probs[mask], theirs.rollout_log_probs[mask])
-        for name in ("sequences", "action_mask", "rewards", "scores", "response_length", "truncated", "total_length"):
-            assert torch.equal(getattr(result, name), getattr(theirs, name)), name
-        assert [(name, value.item()) for name, value in result.info.items()] == [
-            (name, value.item()) for name, value in theirs.info.items()
-        ]
-
-    def test_without_log_probs_have_nan(self):
-        assert np.isnan(generated_response(response(rollout_log_probs=None)).log_probs).all()
+        prompt = Prompt(answer["prompt"], answer["label"], answer["images"])
+        result = sample_of(prompt, generated_response(answer, max_len=max_len, temperature=1.0))
+        scored = answer | {"scores": reward if score is None else score}
+        theirs = SamplesGenerator._process_response_into_experience(None, scored, max_len=max_len)
+        theirs.rollout_log_probs *= theirs.action_mask  # those of other tokens are not kept
+        assert_same(result, theirs)
 
 
 class TestUsable:

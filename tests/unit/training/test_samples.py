@@ -1,13 +1,9 @@
-"""Answers of engines as groups, and these as the samples that OpenRLHF's generator makes of the answers."""
+"""Answers of engines as groups, and these as samples. `test_rollout.py` compares samples with OpenRLHF's."""
 
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
@@ -18,40 +14,22 @@ from bapo_openrlhf.training.trainer.samples import Answers, generated_response, 
 from bapo_openrlhf.training.wire.packing import WIDE
 
 
-def answer_of(
-    prompt_tokens: int = 3, turns: tuple[tuple[int, int], ...] = ((4, 0),), *, score: float | None = 1.0, seed: int = 0,
-    **changed: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """An engine's answer. A turn has generated tokens, and those of the environment's answer."""
-    rng = np.random.default_rng(seed)
-    log_probs, ranges = [0.0] * prompt_tokens, []
-    for generated, answered in turns:
-        ranges.append((len(log_probs), len(log_probs) + generated))
-        log_probs += (-rng.exponential(size=generated)).tolist() + [0.0] * answered
+def answer_of(**changed: Any) -> dict[str, Any]:
+    """An engine's answer: a prompt of three tokens, and a response of four."""
     return {
         "prompt": "1 + 1 =",
         "label": "2",
-        "images": None,
-        "mm_train_inputs": None,
-        "observation_tokens": rng.integers(0, 150_000, len(log_probs)).tolist(),
-        "action_ranges": ranges,
-        "rollout_log_probs": log_probs,
-        "truncated": False,
+        "observation_tokens": [9, 9, 9, 10, 11, 12, 13],
+        "action_ranges": [(3, 7)],
+        "rollout_log_probs": [0.0, 0.0, 0.0, -0.1, -0.2, -0.3, -0.4],
         "reward": 1.0,
-        "scores": score,
-        "extra_logs": {},
+        "scores": 1.0,
     } | changed
 
 
-def made_by_openrlhf(answer: dict[str, Any], max_len: int = 2048) -> Experience:
-    """The sample that OpenRLHF makes of an answer."""
-    return SamplesGenerator._process_response_into_experience(SimpleNamespace(), answer, max_len=max_len)
-
-
-def answers_of(*answers: dict[str, Any], max_len: int = 2048) -> Answers:
-    """The answers to one prompt."""
-    first, responses = answers[0], [generated_response(answer, max_len=max_len) for answer in answers]
-    return Answers(Prompt(first["prompt"], first["label"], first["images"]), responses)
+def answers_of(answer: dict[str, Any]) -> Answers:
+    """One response to a prompt."""
+    return Answers(Prompt(answer["prompt"], answer["label"]), [generated_response(answer)])
 
 
 def comparable(value: Any) -> Any:
@@ -73,54 +51,13 @@ def assert_same(actual: Experience, wanted: Experience) -> None:
         assert comparable(ours) == comparable(theirs), item.name
 
 
-MORE = (
-    {},
-    {"label": None},
-    {"extra_logs": {"format": 1.0, "steps": 7, "valid": True, "length": torch.tensor([[3.5]])}},
-    {"images": ["a.png"], "mm_train_inputs": {"pixel_values": torch.arange(6.0).reshape(2, 3)}},
-)
-
-
-@given(
-    prompt_tokens=st.integers(1, 12),
-    turns=st.just([(0, 0)]) | st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=4),
-    max_len=st.integers(2, 40),
-    reward=st.floats(-10, 10),
-    score=st.none() | st.floats(-1, 1),
-    truncated=st.booleans(),
-    more=st.sampled_from(MORE),
-)
-@settings(derandomize=True, database=None)
-def test_a_sample_is_openrlhfs(more, max_len, **case):
-    """A response without a score has its reward for it."""
-    answers = [answer_of(**case, **more, seed=seed) for seed in range(4)]
-    both = [answers_of(*answers[:2], max_len=max_len), answers_of(*answers[2:], max_len=max_len)]
-    groups = groups_of(both, first_uid=0, step=0, weights_version=0)
-    for one, answer in zip(samples_of(groups), answers, strict=True):
-        scores = answer["reward"] if answer["scores"] is None else answer["scores"]
-        assert_same(one, made_by_openrlhf(answer | {"scores": scores}, max_len))
-
-
 def test_a_sample_may_be_made_twice_from_one_group():
     (group,) = groups_of([answers_of(answer_of())], first_uid=0, step=0, weights_version=0)
     first = samples_of([group])[0]
     first.sequences.zero_()
     first.rollout_log_probs.zero_()
     first.rewards.zero_()
-    assert_same(samples_of([group])[0], made_by_openrlhf(answer_of()))
-
-
-class TestResponse:
-    def test_by_hand(self):
-        # prompt 2, turn of 3, answer of 2, turn of 1
-        answer = answer_of(2, ((3, 2), (1, 0)), reward=0.25)
-        (response,) = answers_of(answer).responses
-        assert response.action_spans == ((2, 5), (7, 8))
-        assert response.token_ids.tolist() == answer["observation_tokens"] and len(response.token_ids) == 8
-        log_probs = np.array(answer["rollout_log_probs"], dtype=np.float32)
-        assert response.log_probs.tolist() == log_probs[[2, 3, 4, 7]].tolist()
-        assert all(value < 0 for value in response.log_probs)
-        assert response.reward == 0.25
+    assert_same(samples_of([group])[0], SamplesGenerator._process_response_into_experience(None, answer_of()))
 
 
 class TestGroups:

@@ -127,8 +127,6 @@ class TestASignal:
 
     @pytest.mark.parametrize(("place", "flags", "second", "told", "end", "when"), [
         ((0, "starting"), {}, None, 0, 5, "before the first step"),
-        ((0, "resuming"), {}, None, 0, 5, "before the first step"),
-        ((0, "syncing weights"), {}, None, 0, 5, "before the first step"),
         ((0, "evaluating"), {}, None, 0, 5, "before the first step"),
         ((2, "training"), {}, 8, 1, 8, "within step 2, training, because a second signal came"),
         ((2, "training"), {"grace_seconds": 0}, None, 0, 5, "because the step .* within run.grace_seconds 0"),

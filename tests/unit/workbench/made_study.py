@@ -30,17 +30,17 @@ def make_study(arms=None, seeds=(1, 2, 3), **others):
     return Study("made up", arms, tuple(seeds), **(parts | others))
 
 
-def make_run(arm, seed, *, steps=12, prompts=16, groups=True, evaluations=True, planned=None, gain=0.0):
+def make_run(arm, seed, *, steps=12, groups=True, evaluations=True, planned=None, gain=0.0):
     """One seed of an arm. `gain` is added to its accuracies."""
     rng = np.random.default_rng([seed, sum(map(ord, arm.name))])
     adapted = arm.method != "plain"
     rows, generated = [], []
-    skill = rng.uniform(-3, 1, size=prompts)
+    skill = rng.uniform(-3, 1, size=16)
     totals = dict.fromkeys(("rollouts", "generated", "trained"), 0)
     for step in range(1, steps + 1):
         progress = step / steps
         means = []
-        for prompt in rng.choice(prompts, size=min(prompts, 32), replace=False):
+        for prompt in rng.choice(16, size=16, replace=False):
             chance = 1 / (1 + np.exp(-(skill[prompt] + 2.5 * progress + 8 * gain)))
             mean = rng.binomial(8, chance) / 8
             means.append(mean)

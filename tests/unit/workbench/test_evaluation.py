@@ -138,8 +138,8 @@ def test_a_row_that_the_disk_cannot_hold_leaves_nothing(tmp_path):
     assert (tmp_path / "b.jsonl").read_bytes() == before
 
 
-def lines(request, benchmark="mods"):
-    return [json.loads(line) for line in (request.out / f"{benchmark}.jsonl").read_text().splitlines()]
+def lines(request):
+    return [json.loads(line) for line in (request.out / "mods.jsonl").read_text().splitlines()]
 
 
 def test_each_problem_is_a_line_with_all_that_was_said(request_):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_planning import APART, BA_PPO, CONSTANTS, ROOT, WORKLOAD, N, on_gpu, with_flags, workload_from
+from test_planning import APART, BA_PPO, CONSTANTS, ROOT, WORKLOAD, on_gpu, with_flags, workload_from
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.rules import check_values
@@ -19,8 +19,8 @@ from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposal
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 
-def verdict_of(size, gpus, flags=(), workload=WORKLOAD):
-    return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS)
+def verdict_of(size, gpus, flags=()):
+    return verdict(SHAPES[size], gpus, with_flags(WORKLOAD, dict(flags)), CONSTANTS)
 
 
 def allowed(flags):
@@ -177,36 +177,3 @@ def test_all_are_tried(size, gpus, critic, flags):
         return
     stage = 2 if gpus == 1 else stages[0]
     assert result == {STAGE: stage, RECOMPUTES: not fits(stage, False) or flags["data.max_images_per_prompt"] > 0}
-
-
-# Qwen3-4B on 8 GPUs, with a critic and a reference: bytes a parameter of a trained model, and of two idle models.
-LOGITS = 2 * 2**27 + 8 * 2**26
-QWEN3 = 2 * (8 * 2560 + 4) + 6 * (4096 + 1024) + 4 * (32 + 8) + 4 * 4096 + 4 * 1024 + 4 * 32 + 8 * 9728
-STAGE_1 = ((2 + 2 + 12 / 8 + 2 * 2) * N + 6144 * 36 * QWEN3 + LOGITS) / GIB  # while training
-STAGE_3 = 0.6 * 80 + 3 * 2 * N / 8 / GIB  # while generating
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], f"{STAGE_1:.1f} GiB a GPU in the tightest phase with stage 1, and {STAGE_3:.1f} GiB with stage 3"),
-        (["--gpu=H200", "--vllm.gpu_memory_utilization=0.7"], "on 8 H200 GPUs (--gpu names another kind): 114.4 GiB"),
-        (["--gpu=4090"], None),  # no stage fits
-        (["--vllm.gpu_memory_utilization=0.7"], None),  # only stage 3 fits
-        (["--ds.zero_stage=2"], None),
-        (["--actor.model_name_or_path=org/model"], None),  # the plan does not know it
-        ([*(f"--{role}.num_gpus_per_node=1" for role in ("actor", "critic", "ref")), "--vllm.num_engines=1",
-          "--actor.model_name_or_path=Qwen/Qwen3-0.6B", "--critic.model_name_or_path=Qwen/Qwen3-0.6B"],
-         "2 fits too, and takes less time"),  # one rank
-    ],
-)  # fmt: skip
-def test_check_warns_of_stage_3_if_a_lower_one_fits(capsys, monkeypatch, words, says):
-    monkeypatch.chdir(ROOT)  # the preset's reward function is a path in the repository
-    config = ["--config", str(CONFIGS / "ba_ppo_qwen3_4b.yaml"), "--prompts=40000", "--ds.zero_stage=3",
-              "--vllm.gpu_memory_utilization=0.6", "--actor.gradient_checkpointing_enable=false"]  # fmt: skip
-    assert main.run(["check", *config, *words]) == 0
-    warning = capsys.readouterr().err
-    if says is None:
-        assert STAGE not in warning
-    else:
-        assert f"warning: {STAGE} is 3; " in warning and says in warning

@@ -21,7 +21,7 @@ HOSTILE = (
 )
 
 
-def write_run(folder, *, steps=6, adapted=True, critic=True, groups=True, answers=True, name=None):
+def write_run(folder, *, steps=6, adapted=True, groups=True, answers=True, name=None):
     """A small made-up run as it lies on disk."""
     folder.mkdir(parents=True)
     rows, generated = [], []
@@ -41,8 +41,7 @@ def write_run(folder, *, steps=6, adapted=True, critic=True, groups=True, answer
             }  # fmt: skip
             for source in ("fresh", "replayed"):
                 row |= {f"tv/{source}": 0.1, f"theory/bound_{source}": -0.1, f"clip/{source}": 0.01}
-                if critic:
-                    row |= {f"value/{source}_error": 0.2, f"value/{source}_bias": -0.1}
+                row |= {f"value/{source}_error": 0.2, f"value/{source}_bias": -0.1}
         rows.append(row)
         for prompt in range(8):
             mean = (prompt % 3 if step < 3 else 1) / 4
@@ -77,7 +76,7 @@ def page_of(*folders):
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    second = write_run(folder / "plain", adapted=False, critic=False, name=f"plain {HOSTILE}", steps=4)
+    second = write_run(folder / "plain", adapted=False, name=f"plain {HOSTILE}", steps=4)
     return page_of(write_run(folder / "adapted"), second)
 
 
@@ -153,7 +152,7 @@ def test_a_row_with_nothing_but_its_step_is_a_run(tmp_path, undrawn):
 
 
 def test_what_a_run_does_not_do_is_left_out(tmp_path, undrawn):
-    result = page_of(write_run(tmp_path / "run", adapted=False, critic=False, groups=False, answers=False))
+    result = page_of(write_run(tmp_path / "run", adapted=False, groups=False, answers=False))
     assert not {"Theory monitor", "Buffers, thresholds, staleness"} & {*result.words("h2")}
     assert "groups.jsonl is not there" in result.text and "answers.jsonl is not there" in result.text
 
