@@ -25,6 +25,7 @@ from bapo_openrlhf.errors import ConfigError
 
 SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster on this CPU
 ROWS = 64  # of a block
+AT_ONCE = 16 * ROWS  # rows that are held in float32 at a time without blocks
 NO_BACKWARD = -1  # what torch says outside of a backward pass
 _with_blocks = ContextVar("with_blocks", default=True)
 _libraries: list[Any] = []  # torch forgets a kernel when its library object is gone
@@ -133,12 +134,14 @@ def _in_blocks(a: Any, b: Any, c: Any, beta: float = 0, alpha: float = 1) -> Any
         torch.mm(a.float(), b.float())  # raises torch's own error
     rows, right, threads = len(a), b.float(), torch.get_num_threads()
     is_backward = torch._C._current_graph_task_id() != NO_BACKWARD
-    size = rows if not _with_blocks.get() or (is_backward and threads == 1) else ROWS
+    in_blocks = _with_blocks.get() and not (is_backward and threads == 1)
+    step = ROWS if in_blocks else AT_ONCE
     result = a.new_empty(rows, b.shape[1])
 
     def fill(start: int) -> None:
-        block = slice(start, min(start + size, rows))
+        block = slice(start, min(start + step, rows))
         count = block.stop - start
+        size = ROWS if in_blocks else count
         # Contiguous, because MKL's choice may also depend on the layout.
         left, product = torch.empty(size, a.shape[1]), torch.empty(size, b.shape[1])
         left[:count] = a[block]
@@ -151,8 +154,8 @@ def _in_blocks(a: Any, b: Any, c: Any, beta: float = 0, alpha: float = 1) -> Any
             product.add_(c[block], alpha=beta)
         result[block] = product
 
-    blocks = range(0, rows, max(size, 1))
-    if threads > 1 and size == ROWS:
+    blocks = range(0, rows, step)
+    if in_blocks and threads > 1:
         list(_pool(threads).map(torch.inference_mode(result.is_inference())(torch.no_grad()(fill)), blocks))
     else:
         for start in blocks:

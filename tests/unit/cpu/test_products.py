@@ -144,6 +144,19 @@ def test_without_blocks_and_in_a_backward_pass_of_one_thread_it_is_one_product()
     torch._C.set_num_threads(before)
 
 
+def test_only_a_part_of_a_large_matrix_is_held_in_float32(monkeypatch):
+    a, b, rows, empty = random(5000, 16), random(16, 8), [], torch.empty
+
+    def noted(*size):
+        rows.append(size[0])
+        return empty(*size)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    with through_float32(), products.without_blocks():
+        assert torch.equal(a @ b, (a.float() @ b.float()).bfloat16())
+    assert 0 < max(rows) <= products.AT_ONCE
+
+
 def test_a_product_does_not_come_back_to_the_kernels_that_one_thread_runs_at_a_time(monkeypatch):
     calls, make = [], products._kernel
 
